@@ -1,0 +1,168 @@
+"""One logger at work: engine -> record -> writer, through one `fit` and the next.
+
+Everything that may go wrong in our own code while training runs is contained here.
+"""
+
+import warnings
+
+from . import errors, runtime, sketch, tags, writers
+from .engines.base import Request
+from .errors import GradlogWarning, InvalidArgumentError, UnsupportedError
+from .schedule import EpochSteps
+
+__all__ = ["Recorder"]
+
+
+def _engine_class(name):
+    if name == runtime.GRAPH:
+        from .engines.graph import GraphEngine
+
+        return GraphEngine
+    from .engines.function import FunctionEngine
+
+    return FunctionEngine
+
+
+class Recorder:
+    """Logs the gradients of one model after another, one `fit` at a time.
+
+    Attributes:
+        latest: Weight path -> `sketch.Record` of the newest logged gradients.
+    """
+
+    def __init__(self, settings):
+        self._settings = settings
+        self._engine = None
+        self._writer = None
+        self._steps_per_epoch = None
+        self._epoch_steps = EpochSteps()
+        self._next_update = 0
+        self._told_missing = False
+        self.latest = {}
+
+    @property
+    def running(self):
+        """Whether gradients are being logged now."""
+        return self._engine is not None and self._engine.active
+
+    def start(self, model, writer):
+        """Enters the training step of ``model``. Before its first step.
+
+        Args:
+            model: The compiled model.
+            writer: Where records go.
+
+        Raises:
+            GradlogError: What is asked for cannot be done here.
+        """
+        self.finish()
+        detection = runtime.detect(model)
+        if detection.engine is None:
+            raise UnsupportedError(
+                "Gradients can be logged in graph mode of TensorFlow 1.4 or later and "
+                "in eager mode of TensorFlow 2.2 or later. Received: {0.flavour} "
+                "{0.keras_version} on TensorFlow {0.tensorflow_version}, {0.mode} mode "
+                "({0.reason}).".format(detection)
+            )
+        if getattr(model, "optimizer", None) is None:
+            raise InvalidArgumentError(
+                "The model must be compiled before its gradients can be logged. "
+                "Received: a model without optimizer. Call `model.compile` first."
+            )
+        settings = self._settings
+        select = self._selector(model)
+        if runtime.trained_weights(model) is not None:
+            select()
+        self._writer = writer
+        self._epoch_steps.begin_fit()
+        engine = _engine_class(detection.engine)(
+            model,
+            Request(settings.cadence, settings.clipped, settings.layers),
+            select,
+            deliver=lambda capture: self._write(capture, capture.update),
+            fail=self.switch_off,
+            first_update=self._next_update,
+        )
+        engine.attach()
+        engine.length.announce(self._steps_per_epoch)
+        self._engine = engine
+
+    def announce(self, steps_per_epoch):
+        """Takes the number of batches per epoch, None where it is not known."""
+        self._steps_per_epoch = steps_per_epoch
+        if self._engine is not None:
+            self._engine.length.announce(steps_per_epoch)
+
+    def begin_epoch(self, epoch):
+        """Starts the epoch of index ``epoch``."""
+        if self.running:
+            with errors.contain(self._engine.fail):
+                self._engine.begin_epoch(self._settings.cadence.logs_epoch(epoch))
+
+    def end_epoch(self, epoch):
+        """Ends the epoch of index ``epoch`` and writes its gradients."""
+        if not self.running:
+            return
+        with errors.contain(self._engine.fail):
+            capture = self._engine.end_epoch()
+            if capture is not None:
+                self._write(capture, self._epoch_steps.step(epoch))
+            elif self._settings.cadence.logs_epoch(epoch):
+                errors.warn(
+                    "No gradient is logged for epoch {}: it ended on another batch "
+                    "than was announced, so its last update was not captured. With "
+                    'freq="batch" every update is logged.'.format(epoch)
+                )
+            self._writer.flush()
+
+    def finish(self):
+        """Leaves the training step; every record is on disk. Harmless twice."""
+        engine, self._engine = self._engine, None
+        writer, self._writer = self._writer, None
+        if engine is not None:
+            self._next_update = engine.next_update
+            engine.detach()
+        if writer is not None:
+            with errors.contain(self.switch_off):
+                writer.flush()
+                writer.close()
+
+    def _selector(self, model):
+        settings = self._settings
+
+        def select():
+            trained = {id(variable) for variable in runtime.trained_weights(model)}
+            weights = tags.name_weights(model)
+            weights = [w for w in weights if id(w.variable) in trained]
+            return tags.select(weights, settings.layers, settings.prefix + "layers")
+
+        return select
+
+    def _write(self, capture, step):
+        self._tell_missing(capture.missing)
+        records = [
+            (weight, sketch.decode(step, counts, moments))
+            for weight, counts, moments in zip(
+                capture.weights, capture.counts, capture.moments
+            )
+        ]
+        settings = self._settings
+        summary = writers.summarize(records, settings.scalars, settings.histograms)
+        self._writer.write(summary, step)
+        self.latest.update((weight.path, record) for weight, record in records)
+
+    def _tell_missing(self, weights):
+        if weights and not self._told_missing:
+            self._told_missing = True
+            errors.warn(
+                "No gradient reaches these trainable weights, so none is logged for "
+                "them: {}.".format(", ".join(weight.path for weight in weights))
+            )
+
+    def switch_off(self, error):
+        """Warns that a failure of ours ended the logging of this run."""
+        warnings.warn(
+            "Gradient logging is switched off for this run, and training goes on. "
+            "Cause: {}: {}".format(type(error).__name__, error),
+            GradlogWarning,
+        )

@@ -1,0 +1,399 @@
+"""What is installed and what a model belongs to.
+
+The only module that reads a version or asks whether TensorFlow or Keras has something;
+every other module is told. Imports no framework until a model, or `detect`, asks.
+"""
+
+import importlib
+import sys
+from typing import NamedTuple, Optional
+
+from packaging.version import Version
+
+from .errors import UnsupportedError
+
+__all__ = ["Detection", "detect"]
+
+#: Oldest and newest TensorFlow that the test matrix runs.
+OLDEST_TENSORFLOW = Version("1.4")
+NEWEST_TENSORFLOW = Version("2.21")
+
+GRAPH = "graph"
+FUNCTION = "function"
+
+
+class Detection(NamedTuple):
+    """What a model belongs to, or what is installed here. Immutable.
+
+    Attributes:
+        flavour: ``"keras"`` (standalone 2.x, or Keras 3), ``"tf.keras"`` or
+            ``"tf_keras"``.
+        keras_version: Version of that Keras.
+        tensorflow_version: Version of TensorFlow, None where it is not installed.
+        backend: The Keras backend, ``"tensorflow"`` where Keras has no other.
+        mode: ``"graph"`` (sessions) or ``"eager"`` (compiled functions).
+        engine: The engine that will be used: ``"graph"``, ``"function"``, or None
+            where gradients cannot be captured.
+        reason: Why this engine, or why none.
+    """
+
+    flavour: str
+    keras_version: Optional[str]
+    tensorflow_version: Optional[str]
+    backend: str
+    mode: str
+    engine: Optional[str]
+    reason: str
+
+    def __str__(self):
+        return (
+            "{0.flavour} {0.keras_version} on TensorFlow {0.tensorflow_version}, "
+            "{0.mode} mode\nengine: {0.engine} ({0.reason})"
+        ).format(self)
+
+
+def detect(model=None):
+    """Describes the Keras that ``model`` belongs to and the engine it will get.
+
+    Args:
+        model: A model of any Keras. None describes the environment: the Keras that
+            ``import keras`` would give, or `tf.keras` where there is none.
+
+    Returns:
+        A `Detection`.
+    """
+    if model is None:
+        return _describe(*_default_keras())
+    return _describe(*_keras_of(model), model=model)
+
+
+def default_keras():
+    """Returns the Keras package that `detect` describes when there is no model."""
+    return _default_keras()[1]
+
+
+def _default_keras():
+    try:
+        keras = importlib.import_module("keras")
+        return "keras", keras
+    except ImportError:
+        return "tf.keras", tensorflow().keras
+
+
+def _keras_of(model):
+    """Returns the flavour and the Keras package of a model, by its class."""
+    for cls in type(model).__mro__:
+        parts = cls.__module__.split(".")
+        if parts[0] == "keras":
+            keras = sys.modules["keras"]
+            standalone = version_of(keras) < Version("2.4") or _is_keras_3(keras)
+            if standalone:
+                return "keras", keras
+            return "tf.keras", tensorflow().keras
+        if parts[0] == "tf_keras":
+            return "tf_keras", sys.modules["tf_keras"]
+        if parts[:3] == ["tensorflow", "python", "keras"]:
+            return "tf.keras", tensorflow().keras
+    raise UnsupportedError(
+        "The model must be a Keras model. Received: an instance of {!r}.".format(
+            type(model)
+        )
+    )
+
+
+def _describe(flavour, keras, model=None):
+    version = _version_text(keras)
+    backend = "tensorflow"
+    if _is_keras_3(keras) and hasattr(keras, "config"):
+        backend = keras.config.backend()
+    if backend != "tensorflow":
+        reason = "gradients are logged on the TensorFlow backend only"
+        return Detection(flavour, version, None, backend, "eager", None, reason)
+    tf = tensorflow()
+    eager = _executes_eagerly(tf)
+    mode = "eager" if eager else "graph"
+    engine, reason = _choose_engine(tf, flavour, eager, model)
+    return Detection(flavour, version, tf.__version__, backend, mode, engine, reason)
+
+
+def _choose_engine(tf, flavour, eager, model):
+    two = Version(tf.__version__) >= Version("2.0")
+    if not eager:
+        if two and flavour == "keras":
+            return None, "standalone Keras 2.3 compiles its own functions on TF 2"
+        if getattr(model, "_distribution_strategy", None) is not None:
+            return None, "a distribution strategy in graph mode"
+        return GRAPH, "training runs in a session: gradients are fetched with the step"
+    if not two:
+        return None, "eager execution of TensorFlow 1: leave it off, or use 2.2 or later"
+    if Version(tf.__version__) < Version("2.2"):
+        return None, "the training loop of TensorFlow 2.0 and 2.1 cannot be entered yet"
+    return FUNCTION, "training runs in a compiled function: sketched inside the step"
+
+
+def tensorflow():
+    """Returns the `tensorflow` package.
+
+    Raises:
+        UnsupportedError: It is older than the oldest one that works.
+    """
+    tf = importlib.import_module("tensorflow")
+    if Version(tf.__version__) < OLDEST_TENSORFLOW:
+        raise UnsupportedError(
+            "TensorFlow must be {} or later. Received: {}. Upgrade TensorFlow.".format(
+                OLDEST_TENSORFLOW, tf.__version__
+            )
+        )
+    return tf
+
+
+def compat_v1():
+    """Returns the TensorFlow 1 API of whatever TensorFlow is installed."""
+    tf = tensorflow()
+    compat = getattr(tf, "compat", None)
+    return getattr(compat, "v1", tf)
+
+
+def version_of(keras):
+    """Returns the version of a Keras package, comparable."""
+    return Version(_version_text(keras))
+
+
+def _version_text(keras):
+    text = getattr(keras, "__version__", None)
+    if text is None:
+        # TF 2.13 to 2.15: `tf.keras` has lost the attribute of the package behind it.
+        text = sys.modules["keras"].__version__
+    return text.replace("-tf", "")
+
+
+def _is_keras_3(keras):
+    return version_of(keras) >= Version("3.0")
+
+
+def _executes_eagerly(tf):
+    if hasattr(tf, "executing_eagerly"):
+        return tf.executing_eagerly()
+    # TF 1.4 has eager execution in `contrib` only, and its Keras cannot use it.
+    return False
+
+
+# Operations whose name or availability differs between releases of TensorFlow.
+
+
+def shift_right(values, bits):
+    """Returns non-negative integers shifted right."""
+    tf = tensorflow()
+    if hasattr(tf.bitwise, "right_shift"):
+        return tf.bitwise.right_shift(values, tf.constant(bits, values.dtype))
+    return tf.floordiv(values, tf.constant(2**bits, values.dtype))
+
+
+def where(condition, values, others):
+    """Selects between two tensors of one shape."""
+    tf = tensorflow()
+    # TF 1.13 to 1.15 call the plain name deprecated.
+    return getattr(tf, "where_v2", tf.where)(condition, values, others)
+
+
+def bincount(values, size):
+    """Counts int32 values below the constant ``size``."""
+    tf = tensorflow()
+    raw_ops = getattr(tf, "raw_ops", None)
+    if hasattr(raw_ops, "DenseBincount"):
+        # `tf.math.bincount` computes its size at run time, which XLA cannot compile.
+        return raw_ops.DenseBincount(
+            input=values, size=size, weights=tf.constant([], tf.int32)
+        )
+    math = tf.math if hasattr(tf, "math") and hasattr(tf.math, "bincount") else tf
+    return math.bincount(values, minlength=size, maxlength=size)
+
+
+def segment_sum(values, positions, size):
+    """Sums the rows of ``values`` that have equal ``positions``."""
+    return compat_v1().unsorted_segment_sum(values, positions, size)
+
+
+def is_floating(variable):
+    """Whether a variable holds floating-point numbers."""
+    return tensorflow().as_dtype(variable.dtype).is_floating
+
+
+# What models and layers of each generation call their parts.
+
+
+def sublayers(layer):
+    """Returns the layers directly below a layer or model, in its own order."""
+    layers = getattr(layer, "layers", None)
+    if isinstance(layers, (list, tuple)):
+        return list(layers)
+    if hasattr(layer, "_flatten_layers"):
+        return list(layer._flatten_layers(recursive=False, include_self=False))
+    if isinstance(getattr(layer, "_layers", None), list):
+        return list(_layers_within(layer._layers))
+    # Standalone Keras 2 and the first tf.keras do not track sublayers.
+    names = ("layer", "forward_layer", "backward_layer", "cell", "cells")
+    return list(_layers_within([getattr(layer, name, None) for name in names]))
+
+
+def _layers_within(items):
+    for item in items:
+        if hasattr(item, "trainable_weights") and hasattr(item, "name"):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            for layer in _layers_within(item):
+                yield layer
+        elif hasattr(item, "layers"):
+            for layer in _layers_within(item.layers):
+                yield layer
+
+
+def own_weights(layer, children):
+    """Returns the weights of a layer that none of its sublayers has."""
+    below = {id(weight) for child in children for weight in child.weights}
+    return [weight for weight in layer.weights if id(weight) not in below]
+
+
+def trained_weights(model):
+    """Returns the weights that the next training step updates, None if not yet known."""
+    collected = getattr(model, "_collected_trainable_weights", None)
+    if collected:
+        return list(collected)
+    try:
+        return list(model.trainable_weights) or None
+    except ValueError:
+        # A subclassed model has no weights before it has seen data.
+        return None
+
+
+def raw_variable(variable):
+    """Returns the framework's own variable behind a Keras 3 variable."""
+    value = getattr(variable, "value", None)
+    return variable if value is None or callable(value) else value
+
+
+def steps_per_execution(model):
+    """Returns how many updates one call of the train function makes at most."""
+    steps = getattr(model, "steps_per_execution", None)
+    if steps is None:
+        steps = getattr(model, "_steps_per_execution", None)
+    if hasattr(steps, "numpy"):
+        steps = steps.numpy()
+    return int(steps or 1)
+
+
+def is_compiled_by_xla(model):
+    """Whether the training step is compiled by XLA."""
+    value = getattr(model, "jit_compile", getattr(model, "_jit_compile", None))
+    return value is True
+
+
+def session_model(model):
+    """Returns the model that holds the train function: early Sequential wraps one."""
+    while "train_function" not in vars(model) and hasattr(model, "model"):
+        model = model.model
+    return model
+
+
+def session_train_function(model):
+    """Returns the function object that `fit` of a graph-mode model has bound."""
+    model = session_model(model)
+    function = getattr(model, "_fit_function", None)
+    if function is None:
+        model._make_train_function()
+        function = model.train_function
+    return function
+
+
+def backend_of(model):
+    """Returns the Keras backend module of a graph-mode model."""
+    flavour, keras = _keras_of(model)
+    if flavour == "tf.keras" and Version(tensorflow().__version__) >= Version("2.0"):
+        return compat_v1().keras.backend
+    return keras.backend
+
+
+def update_count(model):
+    """Returns the optimizer's count of updates so far."""
+    iterations = getattr(model.optimizer, "iterations", None)
+    if iterations is None:
+        return 0
+    if hasattr(iterations, "numpy") and _executes_eagerly(tensorflow()):
+        return int(iterations.numpy())
+    return int(backend_of(model).get_value(iterations))
+
+
+def optimizer_generation(optimizer):
+    """Returns how an eager-mode optimizer turns gradients into an update.
+
+    One of "v2 of 2.2" and "v2" (`OptimizerV2` of TF 2.2 and 2.3, and since 2.4, later
+    called legacy), "experimental" (the default of Keras 2.11 to 2.15), "keras3"; None for
+    anything else.
+    """
+    if hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "loss_scale"):
+        return None
+    if hasattr(optimizer, "_backend_update_step"):
+        return "keras3"
+    if hasattr(optimizer, "_internal_apply_gradients"):
+        return "experimental"
+    if hasattr(optimizer, "_transform_gradients"):
+        return "v2"
+    if hasattr(optimizer, "_aggregate_gradients"):
+        return "v2 of 2.2"
+    return None
+
+
+def end_of_data_errors():
+    """Returns what a train function raises when there is no batch left."""
+    return (StopIteration, tensorflow().errors.OutOfRangeError)
+
+
+# The stock callback and what it writes with.
+
+
+def stock_callback_class(model):
+    """Returns the stock `TensorBoard` callback of the Keras that a model belongs to."""
+    flavour, keras = _keras_of(model)
+    tf = tensorflow()
+    if flavour == "tf.keras" and not _executes_eagerly(tf) and hasattr(tf, "compat"):
+        if Version(tf.__version__) >= Version("2.0"):
+            return tf.compat.v1.keras.callbacks.TensorBoard
+    return keras.callbacks.TensorBoard
+
+
+def stock_writer(stock):
+    """Returns the writer that the stock callback writes training data with, or None."""
+    writer = getattr(stock, "writer", None)
+    if writer is None:
+        writer = getattr(stock, "_train_writer", None)
+    return writer
+
+
+def writes_with_session(stock):
+    """Whether a stock callback is of the first family, made for sessions."""
+    return hasattr(stock, "merged")
+
+
+def histograms_need_arrays(stock):
+    """Whether a stock callback stops the run where validation data is no arrays.
+
+    Standalone Keras (since 2.0.7) and `tf.keras` before TF 1.10 do. Later ones of the
+    first family take any validation data, and write nothing, or fail, without it.
+    """
+    if type(stock).__module__.startswith("tensorflow."):
+        return Version(tensorflow().__version__) < Version("1.10")
+    return writes_with_session(stock) and Version(tensorflow().__version__) < Version(
+        "2.0"
+    )
+
+
+def values_of(model, variables):
+    """Returns the values of variables as NumPy arrays."""
+    if _executes_eagerly(tensorflow()):
+        return [variable.numpy() for variable in variables]
+    return backend_of(model).batch_get_value(variables)
+
+
+def summary_class():
+    """Returns the `Summary` message."""
+    return compat_v1().Summary

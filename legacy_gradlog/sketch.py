@@ -1,0 +1,177 @@
+"""The histogram of one gradient: its bucket layout, and what is read out of it.
+
+NumPy only. A sketch is a pair of arrays:
+
+* ``counts``, int64, shape ``(..., SIZE)``: how many values fell into each bucket, and
+  in the last place how many were not finite;
+* ``moments``, float64, shape ``(..., 5)``: minimum, maximum, sum, sum of squares and
+  sum of absolute values of the finite values (+inf and -inf where there are none).
+
+The bits of a float are a log-linear bucket number already: exponent and the top three
+mantissa bits make eight buckets an octave, so that no bucket is wider than 12.5 % of
+its value. The buckets run from 2**-60 (below 1e-18) to 2**20 (above 1e6) on both
+signs, with one for exact zeros between them; values outside go into the end buckets.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "EDGES",
+    "LAYOUTS",
+    "PER_SIGN",
+    "Record",
+    "SIZE",
+    "ZERO",
+    "decode",
+    "from_values",
+    "merge",
+]
+
+LOWEST_EXPONENT = -60
+HIGHEST_EXPONENT = 20
+BUCKETS_PER_OCTAVE = 8
+PER_SIGN = (HIGHEST_EXPONENT - LOWEST_EXPONENT) * BUCKETS_PER_OCTAVE
+
+#: Bucket number of exact zeros; the negative buckets lie below, the positive above.
+ZERO = PER_SIGN
+#: Where the values that are not finite are counted: after the last bucket.
+NONFINITE = 2 * PER_SIGN + 1
+SIZE = NONFINITE + 1
+
+
+class Layout(NamedTuple):
+    """How one float type's bits become a bucket number.
+
+    Attributes:
+        integer: Name of the signed integer type of the same width.
+        shift: Mantissa bits to drop, all but the top three.
+        first: The number that the lowest bucket has after the shift.
+        infinity: The bits of positive infinity; anything above is not a number.
+    """
+
+    integer: str
+    shift: int
+    first: int
+    infinity: int
+
+
+def _layout(integer, mantissa, bias, infinity):
+    first = (bias + LOWEST_EXPONENT) * BUCKETS_PER_OCTAVE
+    return Layout(integer, mantissa - 3, first, infinity)
+
+
+#: By float type. Narrower floats are widened to float32 first, which is exact.
+LAYOUTS = {
+    "float32": _layout("int32", 23, 127, 0x7F800000),
+    "float64": _layout("int64", 52, 1023, 0x7FF0000000000000),
+}
+
+
+def _edges():
+    octaves = 2.0 ** np.arange(LOWEST_EXPONENT, HIGHEST_EXPONENT)
+    within = 1 + np.arange(BUCKETS_PER_OCTAVE) / float(BUCKETS_PER_OCTAVE)
+    positive = np.append(np.outer(octaves, within).ravel(), 2.0**HIGHEST_EXPONENT)
+    edges = np.concatenate([-positive[::-1], positive])
+    edges.flags.writeable = False
+    return edges
+
+
+#: The ``NONFINITE + 1`` ascending bucket edges, shared by every record.
+EDGES = _edges()
+
+
+class Record(NamedTuple):
+    """One weight's gradient at one logged step.
+
+    Attributes:
+        step: Update number (step level) or epoch step (epoch level).
+        count: Number of finite values; the touched rows only, for a sparse gradient.
+        min, max, sum, sum_squares: Of the finite values, float64; 0 where none is.
+        mean_abs: Mean of the absolute values.
+        norm: Euclidean norm.
+        nonfinite: Number of values that are NaN or infinite.
+        counts: int64, shape ``(n,)``: values per bucket.
+        edges: float64, shape ``(n + 1,)``: the bucket edges.
+    """
+
+    step: int
+    count: int
+    min: float
+    max: float
+    sum: float
+    sum_squares: float
+    mean_abs: float
+    norm: float
+    nonfinite: int
+    counts: np.ndarray
+    edges: np.ndarray
+
+    @property
+    def max_abs(self):
+        """The largest absolute value."""
+        return max(-self.min, self.max)
+
+
+def decode(step, counts, moments):
+    """Returns the `Record` of one sketch: counts ``(SIZE,)``, moments ``(5,)``."""
+    buckets = counts[:NONFINITE]
+    count = int(buckets.sum())
+    minimum, maximum, total, squares, absolute = (
+        (float(moment) for moment in moments) if count else (0.0,) * 5
+    )
+    return Record(
+        step=int(step),
+        count=count,
+        min=minimum,
+        max=maximum,
+        sum=total,
+        sum_squares=squares,
+        mean_abs=absolute / count if count else 0.0,
+        norm=float(np.sqrt(squares)),
+        nonfinite=int(counts[NONFINITE]),
+        counts=buckets,
+        edges=EDGES,
+    )
+
+
+def merge(first, second):
+    """Returns the sketch of the values of two sketches together, exactly."""
+    counts = first[0] + second[0]
+    a, b = first[1], second[1]
+    moments = np.concatenate(
+        [
+            np.minimum(a[..., :1], b[..., :1]),
+            np.maximum(a[..., 1:2], b[..., 1:2]),
+            a[..., 2:] + b[..., 2:],
+        ],
+        axis=-1,
+    )
+    return counts, moments
+
+
+def from_values(values):
+    """Returns the sketch of a NumPy array of any shape and float type."""
+    values = np.asarray(values).ravel()
+    if values.dtype != np.float64:
+        values = values.astype(np.float32)
+    layout = LAYOUTS[values.dtype.name]
+    bits = values.view(layout.integer)
+    magnitude = bits & np.array(np.iinfo(layout.integer).max, layout.integer)
+    bucket = np.clip((magnitude >> layout.shift) - layout.first, 0, PER_SIGN - 1) + 1
+    number = ZERO + np.where(bits < 0, -bucket, bucket)
+    number[magnitude == 0] = ZERO
+    number[magnitude >= layout.infinity] = NONFINITE
+    counts = np.bincount(number, minlength=SIZE).astype(np.int64)
+    finite = values[magnitude < layout.infinity].astype(np.float64)
+    moments = np.array(
+        [
+            finite.min() if finite.size else np.inf,
+            finite.max() if finite.size else -np.inf,
+            finite.sum(),
+            np.square(finite).sum(),
+            np.abs(finite).sum(),
+        ]
+    )
+    return counts, moments
