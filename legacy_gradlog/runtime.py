@@ -343,6 +343,16 @@ def optimizer_generation(optimizer):
     return None
 
 
+def clipped_gradients(optimizer, loss, variables):
+    """Returns the gradients of a graph-mode optimizer, all of them, after clipping."""
+    gradients = optimizer.get_gradients(loss, variables)
+    if hasattr(optimizer, "_transform_gradients"):
+        # Since TF 2.4 `get_gradients` leaves the clipping to `apply_gradients`.
+        pairs = optimizer._transform_gradients(list(zip(gradients, variables)))
+        return [gradient for gradient, _ in pairs]
+    return gradients
+
+
 def end_of_data_errors():
     """Returns what a train function raises when there is no batch left."""
     return (StopIteration, tensorflow().errors.OutOfRangeError)
@@ -363,10 +373,14 @@ def stock_callback_class(model):
 
 def stock_writer(stock):
     """Returns the writer that the stock callback writes training data with, or None."""
-    writer = getattr(stock, "writer", None)
-    if writer is None:
-        writer = getattr(stock, "_train_writer", None)
-    return writer
+    for name in ("writer", "_train_writer"):
+        writer = getattr(stock, name, None)
+        if writer is not None:
+            return writer
+    if hasattr(stock, "_get_writer"):
+        # TF 2.0 to 2.2.
+        return stock._get_writer(stock._train_run_name)
+    return None
 
 
 def writes_with_session(stock):
