@@ -24,6 +24,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if TENSORFLOW >= Version("2.0"):
+        # Two runs of one model agree in one thread only; sessions see to it themselves.
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
     if config.getoption("--eager-off"):
         tf.compat.v1.disable_eager_execution()
 

@@ -29,11 +29,39 @@ class Framework:
         self.v1 = getattr(getattr(tf, "compat", None), "v1", tf)
 
     def clear(self):
-        self.keras.backend.clear_session()
-        if hasattr(self.tf, "set_random_seed"):
+        """Starts over: an empty session of one thread, known seeds.
+
+        The first session of a process decides how many threads all of them have, and
+        two runs of one model agree in one thread only.
+        """
+        backend = self.keras.backend
+        backend.clear_session()
+        if hasattr(self.keras.utils, "set_random_seed"):
+            self.keras.utils.set_random_seed(1)
+        elif hasattr(self.tf, "set_random_seed"):
             self.tf.set_random_seed(1)
         else:
             self.tf.random.set_seed(1)
+        if not self.eager:
+            config = self.v1.ConfigProto(
+                intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
+            )
+            if self.tf_version >= Version("2.0"):
+                backend = self.v1.keras.backend
+            backend.set_session(self.v1.Session(config=config))
+
+    @property
+    def reproducible(self):
+        """Whether two plain runs of a deeper model agree: not with ref variables."""
+        return self.tf_version >= Version("1.15")
+
+    def optimizer_state(self, optimizer):
+        """Returns the optimizer's variables as NumPy arrays."""
+        if hasattr(optimizer, "get_weights"):
+            return optimizer.get_weights()
+        variables = optimizer.variables
+        variables = variables() if callable(variables) else variables
+        return [np.array(variable) for variable in variables]
 
     def optimizer(self, name="SGD", **kwargs):
         """Returns an optimizer that this mode can train with."""

@@ -7,7 +7,7 @@ Nothing here knows what is patched. Attributes are set past the object's own
 import sys
 import weakref
 
-__all__ = ["Patch", "when_released", "caller_self"]
+__all__ = ["Patch", "when_caller_ends"]
 
 _MISSING = object()
 
@@ -56,25 +56,27 @@ class Patch:
             object.__setattr__(self._target, self._name, self._own)
 
 
-def caller_self(depth):
-    """Returns the ``self`` of the method ``depth`` calls above the caller, or None."""
-    try:
-        return sys._getframe(depth + 1).f_locals.get("self")
-    except ValueError:
-        return None
+class _Sentinel:
+    """Dies with the frame that holds it."""
 
 
-def when_released(owner, function):
-    """Calls ``function`` once nothing holds ``owner`` any more.
+def when_caller_ends(names, function):
+    """Calls ``function`` once the nearest calling function of one of ``names`` is gone.
 
-    Keras calls no hook when `fit` ends by an exception; its callback list dies with it.
+    Keras calls no hook when `fit` ends by an exception. A value that is added to the
+    locals of its frame dies with the frame: when `fit` has returned, or when nobody
+    holds the traceback any more.
 
     Returns:
-        The `weakref.finalize`, or None if ``owner`` cannot be watched.
+        The `weakref.finalize`, or None where there is no such caller.
     """
-    try:
-        finalizer = weakref.finalize(owner, function)
-    except TypeError:
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name not in names:
+        frame = frame.f_back
+    if frame is None:
         return None
+    sentinel = _Sentinel()
+    frame.f_locals["_legacy_gradlog_sentinel"] = sentinel
+    finalizer = weakref.finalize(sentinel, function)
     finalizer.atexit = False
     return finalizer

@@ -75,9 +75,16 @@ def default_keras():
 def _default_keras():
     try:
         keras = importlib.import_module("keras")
-        return "keras", keras
     except ImportError:
         return "tf.keras", tensorflow().keras
+    return _flavour(keras)
+
+
+def _flavour(keras):
+    """Returns what the package ``keras`` is: from 2.4 to 2.15 it is `tf.keras`."""
+    if version_of(keras) < Version("2.4") or _is_keras_3(keras):
+        return "keras", keras
+    return "tf.keras", tensorflow().keras
 
 
 def _keras_of(model):
@@ -85,11 +92,7 @@ def _keras_of(model):
     for cls in type(model).__mro__:
         parts = cls.__module__.split(".")
         if parts[0] == "keras":
-            keras = sys.modules["keras"]
-            standalone = version_of(keras) < Version("2.4") or _is_keras_3(keras)
-            if standalone:
-                return "keras", keras
-            return "tf.keras", tensorflow().keras
+            return _flavour(sys.modules["keras"])
         if parts[0] == "tf_keras":
             return "tf_keras", sys.modules["tf_keras"]
         if parts[:3] == ["tensorflow", "python", "keras"]:
@@ -227,12 +230,15 @@ def sublayers(layer):
     layers = getattr(layer, "layers", None)
     if isinstance(layers, (list, tuple)):
         return list(layers)
+    if hasattr(layer, "forward_layer"):
+        # Some generations keep the layer that these are copies of, too.
+        return [layer.forward_layer, layer.backward_layer]
     if hasattr(layer, "_flatten_layers"):
         return list(layer._flatten_layers(recursive=False, include_self=False))
     if isinstance(getattr(layer, "_layers", None), list):
         return list(_layers_within(layer._layers))
     # Standalone Keras 2 and the first tf.keras do not track sublayers.
-    names = ("layer", "forward_layer", "backward_layer", "cell", "cells")
+    names = ("layer", "cell", "cells")
     return list(_layers_within([getattr(layer, name, None) for name in names]))
 
 
