@@ -76,7 +76,7 @@ def when_caller_ends(names, function):
     if frame is None:
         return None
     sentinel = _Sentinel()
-    frame.f_locals["_legacy_gradlog_sentinel"] = sentinel
+    frame.f_locals["_legacy_gradlog_{}".format(id(sentinel))] = sentinel
     finalizer = weakref.finalize(sentinel, function)
     finalizer.atexit = False
     return finalizer

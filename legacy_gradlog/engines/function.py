@@ -673,7 +673,7 @@ class RawStore:
     def read(self, row):
         tf = runtime.tensorflow()
         if self._sketch is None:
-            self._sketch = tf.function(self._sketch_outside)
+            self._sketch = tf.function(self._sketch_outside, autograph=False)
         counts, moments = self._sketch(tf.constant(row))
         return counts.numpy(), moments.numpy()
 
