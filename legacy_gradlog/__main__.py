@@ -58,36 +58,32 @@ def _add_demo(commands):
             "gradients of every weight for TensorBoard: once an epoch, and every "
             "{} updates. Needs no network and less than a minute.".format(demo.FREQ)
         ),
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     command.add_argument(
         "--logdir",
         default=demo.LOG_DIR,
         metavar="DIR",
-        help="where logs go; every run makes its own directory below: run-1, run-2, ...",
+        help=(
+            "where logs go; every run makes its own directory in it: run-1, run-2, ... "
+            "(default: %(default)s)"
+        ),
     )
     command.add_argument(
         "--epochs",
         type=_integer(1),
         default=demo.EPOCHS,
         metavar="N",
-        help="passes over the training images",
+        help="passes over the training images (default: %(default)s)",
     )
     command.add_argument(
         "--seed",
         # The seeds that NumPy takes.
         type=_integer(0, 2**32 - 1),
-        default=argparse.SUPPRESS,
         metavar="N",
-        help=(
-            "makes the run repeatable, as far as this TensorFlow allows (default: "
-            "another run every time)"
-        ),
+        help="makes the run repeatable, as far as TensorFlow itself is",
     )
     command.set_defaults(
-        run=lambda options: demo.run(
-            options.logdir, options.epochs, getattr(options, "seed", None)
-        )
+        run=lambda options: demo.run(options.logdir, options.epochs, options.seed)
     )
 
 

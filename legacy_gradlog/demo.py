@@ -4,6 +4,7 @@ Uses the package as any script does: one Keras, the public callbacks and what th
 other callbacks. Must not know how gradients are captured, nor read what was written.
 """
 
+import importlib
 import itertools
 import logging
 import os
@@ -48,45 +49,28 @@ def run(log_dir, epochs, seed=None):
     """
     # Importing TensorFlow takes seconds; a directory that cannot be used is told first.
     writers.check_directory(log_dir)
-    _quieten()
-    try:
-        _train_and_report(runtime.default_keras(), log_dir, epochs, seed)
-    except ImportError as error:
-        raise UnsupportedError(
-            "The demo must have Keras, TensorFlow and TensorBoard. Received: {} "
-            '({}). Install them with: python -m pip install "legacy_gradlog[tf]"'.format(
-                type(error).__name__, error
-            )
-        )
-
-
-def _train_and_report(keras, log_dir, epochs, seed):
-    # TensorFlow sets the level itself when it is imported.
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    keras = _import_keras()
     if seed is not None:
         runtime.set_seed(keras, seed)
     model = _make_model(keras)
     _say(str(runtime.detect(model)))
 
     run_dir = _make_run_directory(log_dir)
-    images, labels = load_digits()
-    training = images[:-VALIDATION_IMAGES], labels[:-VALIDATION_IMAGES]
-    validation = images[-VALIDATION_IMAGES:], labels[-VALIDATION_IMAGES:]
     logger = GradientLogger(os.path.join(run_dir, "steps"), freq=FREQ)
     progress = _progress(keras, logger, epochs)
+    epoch_level = TensorBoard(
+        os.path.join(run_dir, "epochs"), histogram_freq=1, write_grads=True
+    )
+    images, labels = load_digits()
+    validation = images[-VALIDATION_IMAGES:], labels[-VALIDATION_IMAGES:]
     model.fit(
-        *training,
+        images[:-VALIDATION_IMAGES],
+        labels[:-VALIDATION_IMAGES],
         batch_size=BATCH_SIZE,
         epochs=epochs,
         verbose=0,
         validation_data=validation,
-        callbacks=[
-            TensorBoard(
-                os.path.join(run_dir, "epochs"), histogram_freq=1, write_grads=True
-            ),
-            logger,
-            progress,
-        ]
+        callbacks=[epoch_level, logger, progress],
     )
     _, accuracy = model.evaluate(*validation, verbose=0)
 
@@ -96,11 +80,25 @@ def _train_and_report(keras, log_dir, epochs, seed):
     _say("look at it with: tensorboard --logdir {}".format(shlex.quote(run_dir)))
 
 
-def _quieten():
-    """Keeps the chatter of TensorFlow's start out of the demo's output."""
+def _import_keras():
+    """Returns the Keras of this environment, without the chatter of its start."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # The first TensorFlow releases use NumPy in ways that newer ones warn about.
+    # The first TensorFlow releases use NumPy in ways that later ones warn about, and
+    # 1.4 was compiled for another Python.
     warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", "compiletime version", RuntimeWarning)
+    try:
+        # TensorFlow brings it up to 2.20; without it the stock callback ends the run.
+        importlib.import_module("tensorboard")
+        keras = runtime.default_keras()
+    except ImportError as error:
+        raise UnsupportedError(
+            "The demo must have TensorFlow and TensorBoard. Received: {}. Install them "
+            "with: python -m pip install tensorflow tensorboard".format(error)
+        )
+    # TensorFlow sets the level itself when it is imported.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    return keras
 
 
 def load_digits():
@@ -150,7 +148,7 @@ def _make_run_directory(log_dir):
             continue
         except OSError as error:
             raise LogDirectoryError(
-                "`--logdir` must be a local directory that can be written. Received: "
+                "`log_dir` must be a local directory that can be written. Received: "
                 "{!r} ({}). Give another directory.".format(log_dir, error)
             )
 
