@@ -14,7 +14,7 @@ import pytest
 
 import legacy_gradlog
 from legacy_gradlog import demo
-from legacy_gradlog.errors import LogDirectoryError
+from legacy_gradlog.errors import GradlogError, LogDirectoryError
 
 WEIGHTS = {
     "conv1/kernel": 3 * 3 * 1 * 16,
@@ -266,6 +266,11 @@ def test_runs_at_the_same_time_get_different_directories(tmp_path):
 def test_log_directory_must_be_local():
     with pytest.raises(LogDirectoryError, match="must be a local directory"):
         demo._make_run_directory("gs://bucket/logs")
+
+
+def test_no_record_is_an_error():
+    with pytest.raises(GradlogError, match="No gradient was logged"):
+        demo._report({}, {})
 
 
 @pytest.mark.parametrize(

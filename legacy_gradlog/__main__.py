@@ -53,10 +53,12 @@ def _add_demo(commands):
         "demo",
         help="train a small network on real digits and log its gradients",
         description=(
-            "Trains a small convolutional network, with BatchNormalization and Dropout, "
-            "on 1,797 real handwritten digits that come with the package, and logs the "
-            "gradients of every weight for TensorBoard: once an epoch, and every "
-            "{} updates. Needs no network and less than a minute.".format(demo.FREQ)
+            "Trains a small convolutional network, with BatchNormalization and "
+            "Dropout, on 1,797 real handwritten digits that come with the package, and "
+            "logs the gradients of every weight for TensorBoard: once an epoch, and "
+            "every {} updates. Needs no network and less than a minute.".format(
+                demo.FREQ
+            )
         ),
     )
     command.add_argument(

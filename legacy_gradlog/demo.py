@@ -16,7 +16,7 @@ import numpy as np
 
 from . import runtime, writers
 from .callbacks import GradientLogger, TensorBoard
-from .errors import LogDirectoryError, UnsupportedError
+from .errors import GradlogError, LogDirectoryError, UnsupportedError
 
 __all__ = ["EPOCHS", "FREQ", "LOG_DIR", "load_digits", "run", "sparkline"]
 
@@ -26,7 +26,8 @@ LOG_DIR = os.path.join(os.curdir, "logs", "gradlog-demo")
 FREQ = 10
 
 BATCH_SIZE = 32
-#: The last images are kept for validation: they are of other writers than the first.
+#: The last ones, unshuffled: neighbours may be of one writer, whom validation should
+#: not know.
 VALIDATION_IMAGES = 360
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -95,7 +96,7 @@ def _import_keras():
         raise UnsupportedError(
             "The demo must have TensorFlow and TensorBoard. Received: {}. Install them "
             "with: python -m pip install tensorflow tensorboard".format(error)
-        )
+        ) from error
     # TensorFlow sets the level itself when it is imported.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     return keras
@@ -150,7 +151,7 @@ def _make_run_directory(log_dir):
             raise LogDirectoryError(
                 "`log_dir` must be a local directory that can be written. Received: "
                 "{!r} ({}). Give another directory.".format(log_dir, error)
-            )
+            ) from error
 
 
 def _progress(keras, logger, epochs):
@@ -184,7 +185,12 @@ def _report(records, norms):
     Args:
         records: Weight path -> newest record.
         norms: Weight path -> {update number: norm}.
+
+    Raises:
+        GradlogError: There are no records.
     """
+    if not records:
+        raise GradlogError("No gradient was logged. A warning above tells the cause.")
     last = max(record.step for record in records.values())
     width = max(len(path) for path in records)
     bars = BARS if _can_print(BARS) else ASCII_BARS
@@ -208,8 +214,8 @@ def sparkline(values, bars, width=SPARKLINE_WIDTH):
     """
     parts = np.array_split(np.asarray(values), min(width, len(values)))
     heights = np.array([part.mean() for part in parts])
-    heights = heights / (heights.max() or 1)
-    return "".join(bars[int(np.ceil(h * len(bars))) - 1 if h else 0] for h in heights)
+    levels = np.ceil(heights / (heights.max() or 1) * len(bars)).astype(int)
+    return "".join(bars[max(level, 1) - 1] for level in levels)
 
 
 def _can_print(text):
