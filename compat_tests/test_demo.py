@@ -194,7 +194,7 @@ def test_second_run_is_apart(home, first, second):
 
 
 def test_seed_makes_a_run_repeatable(home, first, steps, second):
-    # The first update only: before 1.15, TensorFlow may race in those that follow.
+    # The first update only: TensorFlow 1 itself does not repeat those that follow.
     again = read_events(home / "my logs" / "run-2" / "steps")
     for weight in ["hidden/bias", "output/kernel", "output/bias"]:
         tag = "grad_norm/" + weight
