@@ -5,9 +5,11 @@ every other module is told. Imports no framework until a model, or `detect`, ask
 """
 
 import importlib
+import random
 import sys
 from typing import NamedTuple, Optional
 
+import numpy as np
 from packaging.version import Version
 
 from .errors import UnsupportedError
@@ -417,3 +419,16 @@ def values_of(model, variables):
 def summary_class():
     """Returns the `Summary` message."""
     return compat_v1().Summary
+
+
+# What a script that trains, such as the demo, needs.
+
+
+def set_seed(keras, seed):
+    """Seeds the random numbers of Python, NumPy, TensorFlow and ``keras``."""
+    if hasattr(keras.utils, "set_random_seed"):
+        keras.utils.set_random_seed(seed)
+        return
+    random.seed(seed)
+    np.random.seed(seed)
+    compat_v1().set_random_seed(seed)
