@@ -75,10 +75,12 @@ def strict():
 
 
 @pytest.fixture(autouse=True)
-def fresh(request):
+def fresh():
     """Every test starts with an empty Keras session and known seeds."""
     random.seed(1)
     np.random.seed(1)
+    # Two Kerases may share TensorFlow's default graph.
     for framework in available():
-        framework.clear()
-    yield
+        framework.forget()
+    for framework in available():
+        framework.begin()

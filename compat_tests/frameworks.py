@@ -29,13 +29,20 @@ class Framework:
         self.v1 = getattr(getattr(tf, "compat", None), "v1", tf)
 
     def clear(self):
-        """Starts over: an empty session of one thread, known seeds.
+        """Starts over with an empty graph and known seeds."""
+        self.forget()
+        self.begin()
+
+    def forget(self):
+        """Drops the models made so far."""
+        self.keras.backend.clear_session()
+
+    def begin(self):
+        """Seeds everything and makes a session of one thread.
 
         The first session of a process decides how many threads all of them have, and
         two runs of one model agree in one thread only.
         """
-        backend = self.keras.backend
-        backend.clear_session()
         if hasattr(self.keras.utils, "set_random_seed"):
             self.keras.utils.set_random_seed(1)
         elif hasattr(self.tf, "set_random_seed"):
@@ -46,6 +53,7 @@ class Framework:
             config = self.v1.ConfigProto(
                 intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
             )
+            backend = self.keras.backend
             if self.tf_version >= Version("2.0"):
                 backend = self.v1.keras.backend
             backend.set_session(self.v1.Session(config=config))
