@@ -101,7 +101,11 @@ class Framework:
     def linear_model(self, optimizer=None, inputs=4, loss="mse", **kwargs):
         """One Dense layer without bias."""
         dense = self.layers.Dense(
-            1, use_bias=False, name="d", kernel_initializer="ones", **self._input(inputs)
+            1,
+            use_bias=False,
+            name="d",
+            kernel_initializer="ones",
+            **self._input(inputs)
         )
         stack = [dense]
         if self.is_keras_3:

@@ -104,7 +104,8 @@ def assert_histogram(histogram, gradient):
     for limit, below in zip(limits, np.cumsum(counts)):
         # Values within their error of an edge may lie on either side of it.
         slack = error + 1e-12 * abs(limit)
-        assert (values < limit - slack).sum() <= below <= (values <= limit + slack).sum()
+        at_least = (values < limit - slack).sum()
+        assert at_least <= below <= (values <= limit + slack).sum()
     for limit in limits[np.abs(limits) > 1e-6]:
         # The bucket below a limit is at most 12.5 % wide, so the next value is near.
         width = 0.126 * abs(limit) + error
@@ -142,10 +143,8 @@ def assert_step_level(events, recorder, paths, steps, rows=None, first=0):
                 events, step, path, gradients[step - first], ("mean_abs", "norm")
             )
     for step in steps:
-        total = sum(
-            np.square(updates_of(recorder, path, (rows or {}).get(path))[step - first].values).sum()
-            for path in paths
-        )
+        updates = [updates_of(recorder, p, (rows or {}).get(p)) for p in paths]
+        total = sum(np.square(u[step - first].values).sum() for u in updates)
         (found,) = [
             e.value for e in events if (e.tag, e.step) == ("grad_global_norm", step)
         ]

@@ -17,7 +17,6 @@ from .oracle import (
     gradient_events,
     keys,
     read_events,
-    updates_of,
 )
 
 

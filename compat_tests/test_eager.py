@@ -5,8 +5,12 @@ import pytest
 import tensorflow as tf
 from packaging.version import Version
 
-from legacy_gradlog import GradientLogger, GradlogWarning, TensorBoard
-from legacy_gradlog import InvalidArgumentError
+from legacy_gradlog import (
+    GradientLogger,
+    GradlogWarning,
+    InvalidArgumentError,
+    TensorBoard,
+)
 
 from .frameworks import Trained, small_data
 from .oracle import (
@@ -78,7 +82,8 @@ def test_several_steps_an_execution(fw, tmp_path, freq, reduce):
         fw, tmp_path / "4", freq, epochs=2, reduce=reduce, steps_per_execution=4
     )
     assert comparable(four) == comparable(one)
-    steps = range(2) if freq == "epoch" else range(0, 10, 1 if freq == "batch" else freq)
+    steps = {"epoch": range(2), "batch": range(10)}.get(freq)
+    steps = steps or range(0, 10, freq)
     assert keys(one) == expected_keys(["d/kernel"], steps)
 
 
@@ -225,7 +230,8 @@ def test_an_epoch_cut_short_is_not_approximated(fw, tmp_path):
         fw.fit(trained.model, *small_data(), epochs=2, callbacks=[Stopper(), logger])
     (message,) = [str(w.message) for w in caught if w.category is GradlogWarning]
     assert message.startswith(
-        "No gradient is logged for epoch 0: it ended on another batch than was announced"
+        "No gradient is logged for epoch 0: it ended on another batch than was "
+        "announced"
     )
     assert read_events(fw, tmp_path) == []
 
@@ -238,11 +244,11 @@ def test_a_weight_without_gradient_is_left_out(fw, tmp_path):
     model.compile(fw.optimizer(), ["mse", lambda y_true, y_pred: 0 * y_true])
     x, y = small_data()
     logger = GradientLogger(str(tmp_path), freq="batch")
-    expected = "No gradient reaches these trainable weights, so none is logged for them: "
+    expected = "No gradient reaches these trainable weights, so none is logged for "
     with pytest.warns(GradlogWarning) as caught:
         fw.fit(model, x, [y, y], callbacks=[logger])
     messages = [str(w.message) for w in caught if w.category is GradlogWarning]
-    assert messages == [expected + "unused/kernel, unused/bias."]
+    assert messages == [expected + "them: unused/kernel, unused/bias."]
     events = read_events(fw, tmp_path)
     assert keys(events) == expected_keys(["used/kernel", "used/bias"], range(5))
 

@@ -1,7 +1,7 @@
 """The stock callback of the session family: its spikes, and runs without validation.
 
-It walks the validation arrays in slices and writes all of them at one step, and it stops
-a run that has no such arrays.
+It walks the validation arrays in slices and writes all of them at one step, and it
+stops a run that has no such arrays.
 """
 
 import numpy as np
@@ -16,15 +16,16 @@ from .oracle import Gradient, assert_histogram, keys, read_events, updates_of
 
 if Version(tf.__version__) >= Version("2.0"):
     pytest.skip(
-        "TensorFlow 2's stock callbacks write no gradients, and need no validation data",
+        "the stock callbacks of TensorFlow 2 write no gradients, and need no "
+        "validation data",
         allow_module_level=True,
     )
 
 TRAINING, VALIDATION, BATCH = 850, 180, 32
 LEFT_OUT = (
     "The TensorBoard callback of this Keras writes histograms from validation arrays "
-    "only, and there are none. Histograms of weights (and gradients) are written without "
-    "them; those of layer outputs are left out."
+    "only, and there are none. Histograms of weights (and gradients) are written "
+    "without them; those of layer outputs are left out."
 )
 
 

@@ -1,6 +1,5 @@
 """Per-weight gradients in TensorBoard, on every Keras and TensorFlow generation."""
 
-from . import errors
 from .callbacks import GradientLogger, TensorBoard
 from .errors import (
     GradlogError,
@@ -12,6 +11,16 @@ from .errors import (
 )
 from .runtime import detect
 
-__all__ = ["GradientLogger", "TensorBoard", "detect"] + errors.__all__
+__all__ = [
+    "GradientLogger",
+    "GradlogError",
+    "GradlogWarning",
+    "InvalidArgumentError",
+    "LogDirectoryError",
+    "TensorBoard",
+    "UnknownArgumentError",
+    "UnsupportedError",
+    "detect",
+]
 
 __version__ = "0.1.0"

@@ -16,7 +16,7 @@ __all__ = ["Settings", "check_native", "check_period", "parse_settings", "stock_
 #: Every further argument that a stock callback ever had, and what to do where the
 #: running one has it no more or not yet.
 NATIVE = {
-    "batch_size": "it has no effect, since gradients come from the training step itself",
+    "batch_size": "it has no effect, as gradients come from the training step itself",
     "write_graph": "use `tf.summary.graph`",
     "write_images": "write images with `tf.summary.image` from a callback of your own",
     "write_steps_per_second": "use TensorFlow 2.5 or later",

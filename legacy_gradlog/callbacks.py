@@ -133,9 +133,9 @@ def _batches_per_epoch(params):
 class GradientLogger(_GradientCallback):
     """Logs the gradients that the optimizer uses, beside any other callbacks.
 
-    The logged gradient is the one `fit` computed for the batch it trained on: reduced
-    over replicas, unscaled, the accumulated mean under gradient accumulation. Sparse
-    gradients have their duplicate rows summed, and only the touched rows are logged.
+    The logged gradient is the one that `fit` computed for the batch it trained on and
+    that the optimizer used. A sparse gradient has its duplicate rows summed, and only
+    the touched rows are logged.
 
     Args:
         log_dir: Directory of the event files; they are written into exactly this one.
@@ -144,8 +144,8 @@ class GradientLogger(_GradientCallback):
             epoch index, or `optimizer.iterations` before the update.
         layers: None for all, or a list of names and shell patterns, matched against
             layer names and weight paths: ``["embedding", "encoder/*"]``.
-        reduce: At epoch level, ``"last"``: the last update of the epoch; ``"pool"``: one
-            histogram over all of its updates.
+        reduce: At epoch level, ``"last"``: the last update of the epoch; ``"pool"``:
+            one histogram over all of its updates.
         clipped: False for the gradient before the optimizer's clipping, True for the
             one after it.
         scalars: Any of ``"mean_abs"``, ``"norm"``, ``"max_abs"``: one scalar a weight.
@@ -213,8 +213,8 @@ class TensorBoard(_GradientCallback):
         grads_reduce: As `GradientLogger`'s ``reduce``.
         grads_clipped: As `GradientLogger`'s ``clipped``.
         grads_scalars: As `GradientLogger`'s ``scalars``.
-        **native: Any other argument that a stock callback ever had. One that the running
-            generation lacks is warned about.
+        **native: Any other argument that a stock callback ever had. One that the
+            running generation lacks is warned about.
 
     Attributes:
         log_dir: May be assigned until training starts.
@@ -232,9 +232,9 @@ class TensorBoard(_GradientCallback):
         if len(args) > 2:
             raise UnknownArgumentError(
                 "`TensorBoard` must get all arguments but `log_dir` and "
-                "`histogram_freq` by keyword. Received: {!r} in third position, which is "
-                "`batch_size` in some generations and `write_graph` in others. Write "
-                "`batch_size=...` or `write_graph=...`.".format(args[2])
+                "`histogram_freq` by keyword. Received: {!r} in third position, which "
+                "is `batch_size` in some generations and `write_graph` in others. "
+                "Write `batch_size=...` or `write_graph=...`.".format(args[2])
             )
         return super().__new__(cls)
 
@@ -348,7 +348,7 @@ class TensorBoard(_GradientCallback):
     def _leave_out_histograms(self):
         """Keeps the stock callback from stopping a run that has no validation arrays.
 
-        Its histograms walk the validation data, although those of the weights need none.
+        Its histograms walk the validation data, though those of the weights need none.
         """
         self._histograms_left_out = True
         self._stock.histogram_freq = 0

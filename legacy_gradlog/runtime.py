@@ -130,7 +130,7 @@ def _choose_engine(tf, flavour, eager, model):
             return None, "a distribution strategy in graph mode"
         return GRAPH, "training runs in a session: gradients are fetched with the step"
     if not two:
-        return None, "eager execution of TensorFlow 1: leave it off, or use 2.2 or later"
+        return None, "eager execution of TensorFlow 1: leave it off, or use 2.2"
     if Version(tf.__version__) < Version("2.2"):
         return None, "the training loop of TensorFlow 2.0 and 2.1 cannot be entered yet"
     return FUNCTION, "training runs in a compiled function: sketched inside the step"
@@ -263,7 +263,7 @@ def own_weights(layer, children):
 
 
 def trained_weights(model):
-    """Returns the weights that the next training step updates, None if not yet known."""
+    """Returns the weights that training updates, None if they are not yet known."""
     collected = getattr(model, "_collected_trainable_weights", None)
     if collected:
         return list(collected)
@@ -335,8 +335,8 @@ def optimizer_generation(optimizer):
     """Returns how an eager-mode optimizer turns gradients into an update.
 
     One of "v2 of 2.2" and "v2" (`OptimizerV2` of TF 2.2 and 2.3, and since 2.4, later
-    called legacy), "experimental" (the default of Keras 2.11 to 2.15), "keras3"; None for
-    anything else.
+    called legacy), "experimental" (the default of Keras 2.11 to 2.15), "keras3"; None
+    for anything else.
     """
     if hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "loss_scale"):
         return None

@@ -4,7 +4,7 @@ An engine makes the training step yield the sketches of the gradients that the
 optimizer uses, on chosen steps only. It knows nothing of files, tags or arguments.
 """
 
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 

@@ -4,8 +4,8 @@ The step is traced once with a hook on the optimizer, which hands its gradients 
 gate inside the graph. The step is never traced in two forms, since two traces hold two
 sets of random states and would change the training. A dispatcher stands in for
 ``model.train_function`` during `fit`; the hook is on the optimizer only while the
-dispatcher runs. A trace is kept for the next `fit`, as long as the model keeps the train
-function that it stands in for: `compile` drops that.
+dispatcher runs. A trace is kept for the next `fit`, as long as the model keeps the
+train function that it stands in for: `compile` drops that.
 """
 
 import functools
@@ -368,9 +368,10 @@ class OptimizerHook:
             pairs = list(grads_and_vars)
             clipping = self._clipping
             if not experimental_aggregate_gradients:
-                before, after = pairs, [gradient for gradient, _ in pairs]
-                clipped = getattr(clipping, "after", [])
-                if len(clipped) == len(after) and all(map(operator.is_, clipped, after)):
+                before, gradients = pairs, [gradient for gradient, _ in pairs]
+                after = getattr(clipping, "after", [])
+                same = len(after) == len(gradients)
+                if same and all(map(operator.is_, after, gradients)):
                     before = zip(clipping.before, [variable for _, variable in pairs])
                 self._on_update(list(before), pairs)
             clipping.applying = experimental_aggregate_gradients
@@ -382,8 +383,8 @@ class OptimizerHook:
         return apply_gradients
 
     def _wrap_aggregate(self, original):
-        # TF 2.2 and 2.3: a custom `train_step` reaches this from `apply_gradients`, and
-        # is not clipped. `fit` itself calls it before clipping.
+        # TF 2.2 and 2.3: a custom `train_step` reaches this from `apply_gradients`,
+        # and is not clipped. `fit` itself calls it before clipping.
         @_unconverted(original)
         def _aggregate_gradients(grads_and_vars):
             pairs = list(grads_and_vars)

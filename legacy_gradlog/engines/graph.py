@@ -19,7 +19,7 @@ _CACHE = "_legacy_gradlog"
 
 
 class GraphEngine(Engine):
-    """Counts the calls of the train function and fetches the sketches of the due ones."""
+    """Counts the calls of the train function and fetches sketches on the due ones."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -138,7 +138,7 @@ class _Dispatcher:
 
     @classmethod
     def of(cls, function):
-        """Returns the dispatcher in place on ``function``, a new one if there is none."""
+        """Returns the dispatcher in place on ``function``, or a new one."""
         current = vars(function).get(_CACHE)
         if current is None:
             current = cls(function)

@@ -29,29 +29,26 @@ def sketch_gradient(gradient):
     bucket = tf.cast(tf.clip_by_value(bucket, 0, sketch.PER_SIGN - 1) + 1, tf.int32)
     is_finite = magnitude < layout.infinity
     number = sketch.ZERO + runtime.where(bits < 0, -bucket, bucket)
-    number = runtime.where(
-        tf.equal(magnitude, 0), tf.fill(tf.shape(number), sketch.ZERO), number
+    zero, nonfinite = (
+        tf.fill(tf.shape(number), place) for place in (sketch.ZERO, sketch.NONFINITE)
     )
-    number = runtime.where(is_finite, number, tf.fill(tf.shape(number), sketch.NONFINITE))
+    number = runtime.where(tf.equal(magnitude, 0), zero, number)
+    number = runtime.where(is_finite, number, nonfinite)
     counts = tf.cast(runtime.bincount(number, sketch.SIZE), tf.int64)
 
     zeros = tf.zeros_like(values)
     infinities = tf.fill(tf.shape(values), tf.constant(float("inf"), values.dtype))
     finite = tf.cast(runtime.where(is_finite, values, zeros), tf.float64)
-    moments = tf.stack(
-        [
-            tf.cast(
-                tf.reduce_min(runtime.where(is_finite, values, infinities)), tf.float64
-            ),
-            tf.cast(
-                tf.reduce_max(runtime.where(is_finite, values, -infinities)), tf.float64
-            ),
-            tf.reduce_sum(finite),
-            tf.reduce_sum(tf.square(finite)),
-            tf.reduce_sum(tf.abs(finite)),
-        ]
-    )
-    return counts, moments
+    lowest = tf.reduce_min(runtime.where(is_finite, values, infinities))
+    highest = tf.reduce_max(runtime.where(is_finite, values, -infinities))
+    moments = [
+        tf.cast(lowest, tf.float64),
+        tf.cast(highest, tf.float64),
+        tf.reduce_sum(finite),
+        tf.reduce_sum(tf.square(finite)),
+        tf.reduce_sum(tf.abs(finite)),
+    ]
+    return counts, tf.stack(moments)
 
 
 def sketch_rows(gradients):
