@@ -35,7 +35,8 @@ class FunctionEngine(Engine):
         self._foretold = None
 
     def _attach(self):
-        if runtime.optimizer_generation(self.model.optimizer) is None:
+        symbolic = runtime.training_loop(self.model) == runtime.SYMBOLIC
+        if runtime.optimizer_generation(self.model.optimizer, symbolic) is None:
             raise UnsupportedError(
                 "Gradients can be logged for Keras optimizers whose step is known. "
                 "Received: {!r}. Train without loss scaling, or with an optimizer of "
@@ -154,6 +155,9 @@ class Instrument:
 class Dispatcher:
     """Stands in for the train function of one model during one `fit`."""
 
+    #: Whether the step is made from a symbolic graph.
+    symbolic = False
+
     def __init__(self, model):
         self._model = model
         self._patches = []
@@ -166,7 +170,12 @@ class Dispatcher:
     @classmethod
     def of(cls, model):
         """Returns the dispatcher in place on ``model``, a new one if there is none."""
-        current = vars(model).get("train_function")
+        cls = {
+            runtime.ATTRIBUTE: cls,
+            runtime.CLOSURE: ClosureDispatcher,
+            runtime.SYMBOLIC: SymbolicDispatcher,
+        }[runtime.training_loop(model)]
+        current = cls._in_place(model)
         if isinstance(current, cls):
             if current._instrument is None:
                 return current
@@ -174,6 +183,11 @@ class Dispatcher:
         dispatcher = cls(model)
         dispatcher._install()
         return dispatcher
+
+    @staticmethod
+    def _in_place(model):
+        """Returns what `fit` of ``model`` would call now."""
+        return vars(model).get("train_function")
 
     def _install(self):
         if self._model.train_function is None:
@@ -196,8 +210,12 @@ class Dispatcher:
         return getattr(instrument.function if instrument else self._plain, name)
 
     def __call__(self, iterator):
+        return self._step(iterator)
+
+    def _step(self, *args, function=None):
+        """Makes one call of the train function, or of ``function`` in its place."""
         if not self.engines:
-            return self._plain(iterator)
+            return (function or self._plain)(*args)
         if self._instrument is None:
             self._instrument = self._prepare()
             for engine, gate in zip(self.engines, self._instrument.gates):
@@ -209,7 +227,7 @@ class Dispatcher:
         self._eager_updates = 0
         try:
             with self._hook:
-                result = self._instrument.function(iterator)
+                result = (function or self._instrument.function)(*args)
         except runtime.end_of_data_errors():
             # A call that ran out of data may have made some of its updates.
             self._after_call(0)
@@ -269,7 +287,7 @@ class Dispatcher:
                 for engine in self.engines
             ]
             instrument = Instrument(key, self._plain, self._make_function(), gates)
-        self._hook = OptimizerHook(model.optimizer, self._on_update)
+        self._hook = OptimizerHook(model.optimizer, self._on_update, self.symbolic)
         return instrument
 
     def _make_function(self):
@@ -303,6 +321,103 @@ class Dispatcher:
                     raise
 
 
+class ClosureDispatcher(Dispatcher):
+    """Stands in for what the loop of TF 2.0 and 2.1 holds in a closure.
+
+    `fit_generator` there has no train function: it runs each step eagerly, so that the
+    optimizer's own call is the step.
+    """
+
+    _running = False
+
+    @staticmethod
+    def _in_place(model):
+        return runtime.closure_cell(model).cell_contents
+
+    def _install(self):
+        cell = runtime.closure_cell(self._model)
+        self._plain = cell.cell_contents
+        strategy = getattr(self._model, "_distribution_strategy", None)
+        if strategy and strategy.num_replicas_in_sync > len(
+            strategy.extended.worker_devices
+        ):
+            raise UnsupportedError(
+                "On TensorFlow 2.0 and 2.1 the model must train in one process. "
+                "Received: {!r}, whose gradients other workers have a part in. Train "
+                "with `MirroredStrategy`, or on TensorFlow 2.2 or later.".format(
+                    type(strategy).__name__
+                )
+            )
+        self._patches = [
+            Patch(cell, "cell_contents", lambda original: self),
+            Patch(self._model.optimizer, "apply_gradients", self._wrap_apply_gradients),
+        ]
+        for patch in self._patches:
+            patch.apply()
+
+    def _make_function(self):
+        return runtime.untraced(self._plain)
+
+    def _step(self, *args, **kwargs):
+        self._running = True
+        try:
+            return super()._step(*args, **kwargs)
+        finally:
+            self._running = False
+
+    def _wrap_apply_gradients(self, original):
+        @_unconverted(original)
+        def apply_gradients(grads_and_vars, name=None):
+            if self._running or not runtime.tensorflow().executing_eagerly():
+                return original(grads_and_vars, name)
+            return self._step(grads_and_vars, name, function=original)
+
+        return apply_gradients
+
+
+class SymbolicDispatcher(Dispatcher):
+    """Stands in for a function object that was made from a symbolic graph.
+
+    `fit` has bound the object already, so its class is changed. The instrument's
+    function is made like it from the same graph, with the gates among its updates.
+    """
+
+    symbolic = True
+
+    @staticmethod
+    def _in_place(model):
+        function = runtime.session_train_function(model)
+        return getattr(type(function), "dispatcher", None)
+
+    def _install(self):
+        function = runtime.session_train_function(self._model)
+        original = type(function)
+        replacement = type(
+            original.__name__,
+            (original,),
+            {"__call__": lambda _, inputs: self(inputs), "dispatcher": self},
+        )
+        self._plain = function
+        self._call_plain = functools.partial(original.__call__, function)
+        self._patches = [Patch(function, "__class__", lambda _: replacement)]
+        self._patches[0].apply()
+
+    def __call__(self, inputs):
+        if not self.engines:
+            return self._call_plain(inputs)
+        return self._step(inputs)
+
+    def _make_function(self):
+        made = []
+
+        def function(inputs):
+            if not made:
+                made.append(runtime.remade_train_function(self._model))
+            return made[0](inputs)
+
+        return function
+
+
 def _traced_function(graph):
     """Returns the function's graph that a branch or loop body belongs to."""
     while graph.name.startswith(("cond", "while")) and hasattr(graph, "outer_graph"):
@@ -318,13 +433,17 @@ class OptimizerHook:
         on_update: Called inside the step with the gradients before clipping and those
             after it, two lists of ``(gradient, variable)``. Both are reduced over
             replicas and accumulated, as the optimizer does it before it clips.
+        symbolic: The step is made from the optimizer's symbolic updates.
     """
 
-    def __init__(self, optimizer, on_update):
+    def __init__(self, optimizer, on_update, symbolic=False):
         self._on_update = on_update
+        self._optimizer = optimizer
         # Two replicas of a mirrored step are traced in two threads.
         self._clipping = threading.local()
         wraps = {
+            "symbolic": {"get_updates": self._wrap_get_updates},
+            "v2 of 2.0": {"_distributed_apply": self._wrap_distributed_apply},
             "v2 of 2.2": {
                 "_clip_gradients": self._wrap_clip,
                 "_aggregate_gradients": self._wrap_aggregate,
@@ -342,7 +461,7 @@ class OptimizerHook:
                 "_clip_gradients": self._wrap_clip,
                 "_backend_update_step": self._wrap_update,
             },
-        }[runtime.optimizer_generation(optimizer)]
+        }[runtime.optimizer_generation(optimizer, symbolic)]
         self._patches = [Patch(optimizer, name, wrap) for name, wrap in wraps.items()]
 
     def __enter__(self):
@@ -352,6 +471,38 @@ class OptimizerHook:
     def __exit__(self, *exc_info):
         for patch in reversed(self._patches):
             patch.undo()
+
+    def _wrap_get_updates(self, original):
+        def get_updates(loss, params):
+            tf = runtime.tensorflow()
+            with loss.graph.as_default():
+                before = after = tf.gradients(loss, params)
+                if runtime.clips(self._optimizer):
+                    after = self._optimizer.get_gradients(loss, params)
+
+                # A function keeps its reads and writes in order; this graph does not.
+                @tf.function(autograph=False)
+                def capture(before, after):
+                    self._on_update(list(zip(before, params)), list(zip(after, params)))
+                    return tf.constant(0)
+
+                # Standalone Keras would make new ones on new slots, all zero.
+                updates = getattr(self._optimizer, "updates", None)
+                updates = updates or original(loss=loss, params=params)
+                return list(updates) + [capture(before, after)]
+
+        return get_updates
+
+    def _wrap_distributed_apply(self, original):
+        # TF 2.0 and 2.1 reduce in here, and `fit` does not clip.
+        @_unconverted(original)
+        def _distributed_apply(distribution, grads_and_vars, **kwargs):
+            pairs = list(grads_and_vars)
+            updates = [(_summed(distribution, g), variable) for g, variable in pairs]
+            self._on_update(updates, updates)
+            return original(distribution, pairs, **kwargs)
+
+        return _distributed_apply
 
     def _wrap_apply_gradients(self, original):
         # Gradients that are reduced already pass none of the other methods.
@@ -430,6 +581,21 @@ class OptimizerHook:
             list(zip(self._clipping.before, variables)),
             list(zip(self._clipping.after, variables)),
         )
+
+
+def _summed(distribution, gradient):
+    """Returns the sum of the replicas' parts of one gradient."""
+    tf = runtime.tensorflow()
+    parts = distribution.experimental_local_results(gradient)
+    if len(parts) == 1:
+        return parts[0]
+    if not isinstance(parts[0], tf.IndexedSlices):
+        return tf.add_n(parts)
+    return tf.IndexedSlices(
+        tf.concat([part.values for part in parts], axis=0),
+        tf.concat([part.indices for part in parts], axis=0),
+        parts[0].dense_shape,
+    )
 
 
 def _unconverted(original):
@@ -566,13 +732,17 @@ class Gate:
             self._store.store(row, positions, gradients)
             stamps = tf.fill([len(positions)], update)
             _put(self._stamps, row, positions, stamps)
+            return update
 
         if gradients:
             with tf.init_scope():
                 self._store.make_room(positions, gradients)
-            tf.cond(due, store, lambda: None)
+            # TF 2.0: a branch of `tf.cond` must return a tensor.
+            tf.cond(due, store, lambda: update)
         counted = self._every is not None or self.pooled_outside
-        self._state.assign_add([1, tf.cast(due, tf.int64) if counted else 0])
+        # A call that finds no data left runs what does not depend on the data.
+        with tf.control_dependencies([g for g, _ in pairs if g is not None]):
+            self._state.assign_add([1, tf.cast(due, tf.int64) if counted else 0])
 
 
 class SketchStore:
