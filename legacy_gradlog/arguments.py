@@ -57,12 +57,10 @@ def parse_settings(
     Raises:
         InvalidArgumentError: One of them has a wrong value.
     """
+    every = schedule.parse_freq(freq, prefix + "freq")
+    pool = schedule.parse_reduce(reduce, prefix + "reduce")
     return Settings(
-        cadence=schedule.Cadence(
-            schedule.parse_freq(freq, prefix + "freq"),
-            schedule.parse_reduce(reduce, prefix + "reduce"),
-            epochs,
-        ),
+        cadence=schedule.Cadence(every, pool and every is None, epochs),
         layers=_parse_layers(layers, prefix + "layers"),
         clipped=_parse_flag(clipped, prefix + "clipped"),
         scalars=writers.parse_scalars(scalars, prefix + "scalars"),

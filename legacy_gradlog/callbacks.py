@@ -103,13 +103,10 @@ class _GradientCallback(_Callback):
             self._recorder.announce(_batches_per_epoch(self.params))
 
     def _start(self, model, writer):
-        """Starts logging; `fit` called ``set_model`` through two frames above."""
-        callback_list = patching.caller_self(2)
         self._recorder.start(model, writer)
-        if callback_list is not None:
-            self._finalizer = patching.when_released(
-                callback_list, self._recorder.finish
-            )
+        self._finalizer = patching.when_caller_ends(
+            ("fit", "fit_generator"), self._recorder.finish
+        )
 
     def _finish(self):
         self._recorder.finish()

@@ -8,7 +8,7 @@ import ctypes
 import sys
 import weakref
 
-__all__ = ["Patch", "called_from", "caller_self", "when_released"]
+__all__ = ["Patch", "called_from", "when_caller_ends"]
 
 _MISSING = object()
 #: Attributes that every object of some class has of its own, outside its ``__dict__``.
@@ -75,12 +75,8 @@ def _set(target, name, value):
         ctypes.pythonapi.PyCell_Set(ctypes.py_object(target), ctypes.py_object(value))
 
 
-def caller_self(depth):
-    """Returns the ``self`` of the method ``depth`` calls above the caller, or None."""
-    try:
-        return sys._getframe(depth + 1).f_locals.get("self")
-    except ValueError:
-        return None
+class _Sentinel:
+    """Dies with the frame that holds it."""
 
 
 def called_from(module):
@@ -93,17 +89,23 @@ def called_from(module):
     return False
 
 
-def when_released(owner, function):
-    """Calls ``function`` once nothing holds ``owner`` any more.
+def when_caller_ends(names, function):
+    """Calls ``function`` once the nearest calling function of one of ``names`` is gone.
 
-    Keras calls no hook when `fit` ends by an exception; its callback list dies with it.
+    Keras calls no hook when `fit` ends by an exception. A value that is added to the
+    locals of its frame dies with the frame: when `fit` has returned, or when nobody
+    holds the traceback any more.
 
     Returns:
-        The `weakref.finalize`, or None if ``owner`` cannot be watched.
+        The `weakref.finalize`, or None where there is no such caller.
     """
-    try:
-        finalizer = weakref.finalize(owner, function)
-    except TypeError:
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name not in names:
+        frame = frame.f_back
+    if frame is None:
         return None
+    sentinel = _Sentinel()
+    frame.f_locals["_legacy_gradlog_{}".format(id(sentinel))] = sentinel
+    finalizer = weakref.finalize(sentinel, function)
     finalizer.atexit = False
     return finalizer

@@ -5,9 +5,11 @@ every other module is told. Imports no framework until a model, or `detect`, ask
 """
 
 import importlib
+import random
 import sys
 from typing import NamedTuple, Optional
 
+import numpy as np
 from packaging.version import Version
 
 from .errors import UnsupportedError
@@ -81,9 +83,16 @@ def default_keras():
 def _default_keras():
     try:
         keras = importlib.import_module("keras")
-        return "keras", keras
     except ImportError:
         return "tf.keras", tensorflow().keras
+    return _flavour(keras)
+
+
+def _flavour(keras):
+    """Returns what the package ``keras`` is: from 2.4 to 2.15 it is `tf.keras`."""
+    if version_of(keras) < Version("2.4") or _is_keras_3(keras):
+        return "keras", keras
+    return "tf.keras", tensorflow().keras
 
 
 def _keras_of(model):
@@ -91,11 +100,7 @@ def _keras_of(model):
     for cls in type(model).__mro__:
         parts = cls.__module__.split(".")
         if parts[0] == "keras":
-            keras = sys.modules["keras"]
-            standalone = version_of(keras) < Version("2.4") or _is_keras_3(keras)
-            if standalone:
-                return "keras", keras
-            return "tf.keras", tensorflow().keras
+            return _flavour(sys.modules["keras"])
         if parts[0] == "tf_keras":
             return "tf_keras", sys.modules["tf_keras"]
         if parts[:3] == ["tensorflow", "python", "keras"]:
@@ -232,12 +237,15 @@ def sublayers(layer):
     layers = getattr(layer, "layers", None)
     if isinstance(layers, (list, tuple)):
         return list(layers)
+    if hasattr(layer, "forward_layer"):
+        # Some generations keep the layer that these are copies of, too.
+        return [layer.forward_layer, layer.backward_layer]
     if hasattr(layer, "_flatten_layers"):
         return list(layer._flatten_layers(recursive=False, include_self=False))
     if isinstance(getattr(layer, "_layers", None), list):
         return list(_layers_within(layer._layers))
     # Standalone Keras 2 and the first tf.keras do not track sublayers.
-    names = ("layer", "forward_layer", "backward_layer", "cell", "cells")
+    names = ("layer", "cell", "cells")
     return list(_layers_within([getattr(layer, name, None) for name in names]))
 
 
@@ -290,8 +298,8 @@ def steps_per_execution(model):
 def training_loop(model):
     """Returns how `fit` of an eager-mode model gets at its training step.
 
-    `ATTRIBUTE`: it is ``model.train_function``. `CLOSURE` (`tf.keras` of TF 2.0 and 2.1):
-    a function of Keras calls what a cell of its closure holds. `SYMBOLIC` (standalone
+    `ATTRIBUTE`: it is ``model.train_function``. `CLOSURE` (`tf.keras` of TF 2.0 and
+    2.1): a function of Keras calls what a cell of its closure holds. `SYMBOLIC` (standalone
     Keras 2.3, and `tf.keras` of TF 2.0 and 2.1 where its new loop lacks something): a
     backend function object made from the model's symbolic graph.
     """
@@ -406,6 +414,16 @@ def clips(optimizer):
     return any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue"))
 
 
+def clipped_gradients(optimizer, loss, variables):
+    """Returns the gradients of a graph-mode optimizer, all of them, after clipping."""
+    gradients = optimizer.get_gradients(loss, variables)
+    if hasattr(optimizer, "_transform_gradients"):
+        # Since TF 2.4 `get_gradients` leaves the clipping to `apply_gradients`.
+        pairs = optimizer._transform_gradients(list(zip(gradients, variables)))
+        return [gradient for gradient, _ in pairs]
+    return gradients
+
+
 def end_of_data_errors():
     """Returns what a train function raises when there is no batch left."""
     return (StopIteration, tensorflow().errors.OutOfRangeError)
@@ -474,3 +492,16 @@ def values_of(model, variables):
 def summary_class():
     """Returns the `Summary` message."""
     return compat_v1().Summary
+
+
+# What a script that trains, such as the demo, needs.
+
+
+def set_seed(keras, seed):
+    """Seeds the random numbers of Python, NumPy, TensorFlow and ``keras``."""
+    if hasattr(keras.utils, "set_random_seed"):
+        keras.utils.set_random_seed(seed)
+        return
+    random.seed(seed)
+    np.random.seed(seed)
+    compat_v1().set_random_seed(seed)

@@ -124,14 +124,15 @@ class Instrument:
         key: What the gates were made for.
         plain: Weak reference to the train function that it stands in for.
         function: The train function, as Keras made it.
+        tf_function: The `tf.function` within it, where Keras names that.
         gates: One for every engine, in their order.
         updates: By id of a traced graph, how many updates a step makes at most.
     """
 
-    def __init__(self, key, plain, function, gates):
+    def __init__(self, key, plain, functions, gates):
         self.key = key
         self.plain = weakref.ref(plain)
-        self.function = function
+        self.function, self.tf_function = functions
         self.gates = gates
         self.updates = {}
 
@@ -193,14 +194,8 @@ class Dispatcher:
         if self._model.train_function is None:
             self._model.make_train_function()
         self._plain = self._model.train_function
-        for name in ("train_function", "train_tf_function"):
-            if name in vars(self._model):
-                patch = Patch(self._model, name, lambda original: self)
-                if name == "train_tf_function":
-                    patch = Patch(self._model, name, lambda original: original)
-                self._patches.append(patch)
-        for patch in self._patches:
-            patch.apply()
+        self._patches.append(Patch(self._model, "train_function", lambda plain: self))
+        self._patches[0].apply()
 
     def __getattr__(self, name):
         # The stock callback looks for the traced graph on the train function.
@@ -286,20 +281,31 @@ class Dispatcher:
                 Gate(engine.request, engine.select, self.steps, raw)
                 for engine in self.engines
             ]
-            instrument = Instrument(key, self._plain, self._make_function(), gates)
+            functions = self._make_functions()
+            instrument = Instrument(key, self._plain, functions, gates)
+        if "train_tf_function" in vars(model):
+            # Where the stock callback looks for the graph since TF 2.5.
+            patch = Patch(
+                model, "train_tf_function", lambda plain: instrument.tf_function
+            )
+            patch.apply()
+            self._patches.append(patch)
         self._hook = OptimizerHook(model.optimizer, self._on_update, self.symbolic)
         return instrument
 
-    def _make_function(self):
-        """Returns a train function that has not been traced yet."""
+    def _make_functions(self):
+        """Returns a train function that has not been traced yet, and its core."""
         model = self._model
-        # `make_train_function` returns the present one unless there is none.
-        object.__setattr__(model, "train_function", None)
+        core = vars(model).get("train_tf_function")
         try:
+            # `make_train_function` returns the present one unless there is none.
+            object.__setattr__(model, "train_function", None)
             model.make_train_function()
-            return model.train_function
+            return model.train_function, vars(model).get("train_tf_function")
         finally:
             object.__setattr__(model, "train_function", self)
+            if core is not None:
+                object.__setattr__(model, "train_tf_function", core)
 
     def _on_update(self, before, after):
         """Called inside the step with the gradients before and after clipping."""
@@ -355,8 +361,8 @@ class ClosureDispatcher(Dispatcher):
         for patch in self._patches:
             patch.apply()
 
-    def _make_function(self):
-        return runtime.untraced(self._plain)
+    def _make_functions(self):
+        return runtime.untraced(self._plain), None
 
     def _step(self, *args, **kwargs):
         self._running = True
@@ -407,7 +413,7 @@ class SymbolicDispatcher(Dispatcher):
             return self._call_plain(inputs)
         return self._step(inputs)
 
-    def _make_function(self):
+    def _make_functions(self):
         made = []
 
         def function(inputs):
@@ -415,7 +421,7 @@ class SymbolicDispatcher(Dispatcher):
                 made.append(runtime.remade_train_function(self._model))
             return made[0](inputs)
 
-        return function
+        return function, None
 
 
 def _traced_function(graph):
@@ -837,7 +843,7 @@ class RawStore:
     def read(self, row):
         tf = runtime.tensorflow()
         if self._sketch is None:
-            self._sketch = tf.function(self._sketch_outside)
+            self._sketch = tf.function(self._sketch_outside, autograph=False)
         counts, moments = self._sketch(tf.constant(row))
         return counts.numpy(), moments.numpy()
 

@@ -117,7 +117,9 @@ class _Outputs:
             return runtime.backend_of(model).gradients(model.total_loss, variables)
         # By the norm of all weights together, so all of them go in.
         trained = runtime.trained_weights(model)
-        gradients = model.optimizer.get_gradients(model.total_loss, trained)
+        gradients = runtime.clipped_gradients(
+            model.optimizer, model.total_loss, trained
+        )
         by_id = {id(v): gradient for v, gradient in zip(trained, gradients)}
         return [by_id[id(weight.variable)] for weight in weights]
 

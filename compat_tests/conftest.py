@@ -1,0 +1,84 @@
+"""One suite for every line of the matrix: which Kerases a line has, and its mode.
+
+``--eager-off`` runs the same tests with eager execution switched off, which TensorFlow
+2 can do once in a process only.
+"""
+
+import importlib
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from packaging.version import Version
+
+from legacy_gradlog import errors
+
+from . import frameworks
+
+TENSORFLOW = Version(tf.__version__)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--eager-off", action="store_true", help="run in graph mode")
+
+
+def pytest_configure(config):
+    if TENSORFLOW >= Version("2.0"):
+        # Two runs of one model agree in one thread only; sessions see to it themselves.
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    if config.getoption("--eager-off"):
+        tf.compat.v1.disable_eager_execution()
+
+
+def pytest_report_header(config):
+    names = ", ".join(framework.name for framework in available())
+    return "TensorFlow {}, {}".format(tf.__version__, names)
+
+
+def available():
+    """Returns the frameworks that can train in this environment and mode."""
+    found = []
+    try:
+        keras = importlib.import_module("keras")
+    except ImportError:
+        keras = None
+    if keras is not None:
+        version = Version(keras.__version__)
+        if version >= Version("3.0"):
+            found.append(frameworks.Framework("keras", keras, tf))
+        elif version < Version("2.4"):
+            found.append(frameworks.Framework("keras", keras, tf))
+    if TENSORFLOW < Version("2.16"):
+        found.append(frameworks.Framework("tf.keras", tf.keras, tf))
+    else:
+        try:
+            tf_keras = importlib.import_module("tf_keras")
+            found.append(frameworks.Framework("tf_keras", tf_keras, tf))
+        except ImportError:
+            pass
+    return found
+
+
+def pytest_generate_tests(metafunc):
+    if "fw" in metafunc.fixturenames:
+        metafunc.parametrize("fw", available(), ids=lambda framework: framework.name)
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    """A failure that the package would contain fails the test."""
+    errors.strict = True
+    yield
+    errors.strict = False
+
+
+@pytest.fixture(autouse=True)
+def fresh(request):
+    """Every test starts with an empty Keras session and known seeds."""
+    random.seed(1)
+    np.random.seed(1)
+    for framework in available():
+        framework.clear()
+    yield

@@ -1,0 +1,248 @@
+"""What the tests need of a Keras, whatever it is, and the models that they train.
+
+Shares no code with the package.
+"""
+
+import inspect
+import os
+
+import numpy as np
+from packaging.version import Version
+
+LEARNING_RATE = 0.25
+BATCH = 8
+
+
+class Framework:
+    """One Keras of one environment."""
+
+    def __init__(self, name, keras, tf):
+        self.name = name
+        self.keras = keras
+        self.tf = tf
+        self.layers = keras.layers
+        text = getattr(keras, "__version__", None) or tf.__version__
+        self.version = Version(text.replace("-tf", ""))
+        self.tf_version = Version(tf.__version__)
+        self.eager = hasattr(tf, "executing_eagerly") and tf.executing_eagerly()
+        self.is_keras_3 = self.version >= Version("3.0") and name != "tf_keras"
+        self.v1 = getattr(getattr(tf, "compat", None), "v1", tf)
+
+    def clear(self):
+        """Starts over: an empty session of one thread, known seeds.
+
+        The first session of a process decides how many threads all of them have, and
+        two runs of one model agree in one thread only.
+        """
+        backend = self.keras.backend
+        backend.clear_session()
+        if hasattr(self.keras.utils, "set_random_seed"):
+            self.keras.utils.set_random_seed(1)
+        elif hasattr(self.tf, "set_random_seed"):
+            self.tf.set_random_seed(1)
+        else:
+            self.tf.random.set_seed(1)
+        if not self.eager:
+            config = self.v1.ConfigProto(
+                intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
+            )
+            if self.tf_version >= Version("2.0"):
+                backend = self.v1.keras.backend
+            backend.set_session(self.v1.Session(config=config))
+
+    @property
+    def reproducible(self):
+        """Whether two plain runs of a deeper model agree: not with ref variables."""
+        return self.tf_version >= Version("1.15")
+
+    def optimizer_state(self, optimizer):
+        """Returns the optimizer's variables as NumPy arrays."""
+        if hasattr(optimizer, "get_weights"):
+            return optimizer.get_weights()
+        variables = optimizer.variables
+        variables = variables() if callable(variables) else variables
+        return [np.array(variable) for variable in variables]
+
+    def optimizer(self, name="SGD", **kwargs):
+        """Returns an optimizer that this mode can train with."""
+        optimizers = self.keras.optimizers
+        if not self.eager:
+            # Keras 2.11 and later: only the legacy ones have `get_updates`.
+            optimizers = getattr(optimizers, "legacy", optimizers)
+        cls = getattr(optimizers, name)
+        rate = kwargs.pop("rate", LEARNING_RATE)
+        names = inspect.signature(cls.__init__).parameters
+        kwargs["learning_rate" if "learning_rate" in names else "lr"] = rate
+        return cls(**kwargs)
+
+    def small_model(self, optimizer=None, **kwargs):
+        """Dense, Dropout, BatchNormalization, Dense: a Sequential model."""
+        layers = self.layers
+        d1, bn, d2 = (
+            layers.Dense(5, activation="tanh", name="d1", **self._input(4)),
+            layers.BatchNormalization(name="bn"),
+            layers.Dense(1, name="d2"),
+        )
+        stack = [d1, layers.Dropout(0.5, name="drop"), bn, d2]
+        if self.is_keras_3:
+            stack.insert(0, layers.Input((4,)))
+        model = self.keras.models.Sequential(stack)
+        model.compile(optimizer or self.optimizer(), "mse", **kwargs)
+        return Trained(model, _dense(d1) + _norm(bn) + _dense(d2))
+
+    def linear_model(self, optimizer=None, inputs=4, loss="mse", **kwargs):
+        """One Dense layer without bias."""
+        dense = self.layers.Dense(
+            1, use_bias=False, name="d", kernel_initializer="ones", **self._input(inputs)
+        )
+        stack = [dense]
+        if self.is_keras_3:
+            stack.insert(0, self.layers.Input((inputs,)))
+        model = self.keras.models.Sequential(stack)
+        model.compile(optimizer or self.optimizer(), loss, **kwargs)
+        return Trained(model, [("d/kernel", dense, 0)])
+
+    def rich_model(self, optimizer=None):
+        """Nested model, shared layer, embedding, two inputs and two outputs."""
+        layers, make = self.layers, self.keras.models.Model
+        d1 = layers.Dense(3, activation="tanh", name="d1")
+        bn = layers.BatchNormalization(name="bn")
+        inner = layers.Input((4,), name="inner")
+        encoder = make(inner, bn(d1(inner)), name="encoder")
+        ids = layers.Input((3,), name="ids", dtype="int32")
+        features = layers.Input((4,), name="features")
+        shared = layers.Dense(4, activation="tanh", name="shared")
+        embedding = layers.Embedding(10, 2, name="embedding")
+        hidden = layers.Concatenate(name="both")(
+            [
+                encoder(shared(shared(features))),
+                layers.Flatten(name="flat")(embedding(ids)),
+            ]
+        )
+        hidden = layers.Dropout(0.25, name="drop")(hidden)
+        out1, out2 = layers.Dense(1, name="out1"), layers.Dense(2, name="out2")
+        model = make([ids, features], [out1(hidden), out2(hidden)], name="rich")
+        losses = ["mse", "mse"]
+        model.compile(optimizer or self.optimizer(), losses, loss_weights=[1.0, 0.5])
+        probes = [("embedding/embeddings", embedding, 0)]
+        probes += _dense(shared) + _dense(d1, "encoder/") + _norm(bn, "encoder/")
+        return Trained(model, probes + _dense(out1) + _dense(out2))
+
+    def _input(self, inputs):
+        return {} if self.is_keras_3 else {"input_shape": (inputs,)}
+
+    def fit(self, model, x, y, **kwargs):
+        """`fit` on arrays, in their order."""
+        kwargs.setdefault("batch_size", BATCH)
+        kwargs.setdefault("epochs", 1)
+        return model.fit(x, y, shuffle=False, verbose=0, **kwargs)
+
+    def sequence(self, *arrays):
+        """Returns a `keras.utils.Sequence` over tuples of arrays or lists of them."""
+
+        class Batches(self.keras.utils.Sequence):
+            def __len__(self):
+                return -(-len(_first(arrays)) // BATCH)
+
+            def __getitem__(self, index):
+                here = slice(index * BATCH, (index + 1) * BATCH)
+                return tuple(_map(arrays, lambda array: array[here]))
+
+        return Batches()
+
+    def fit_stream(self, model, stream, **kwargs):
+        """Trains on a `Sequence` or generator, whose batches Keras may shuffle."""
+        kwargs.setdefault("epochs", 1)
+        if self.version < Version("2.2.4"):
+            if "steps_per_epoch" not in kwargs:
+                kwargs["steps_per_epoch"] = len(stream)
+            return model.fit_generator(stream, verbose=0, **kwargs)
+        return model.fit(stream, verbose=0, **kwargs)
+
+    def recorder(self, trained, after_update=None):
+        """Returns a callback that keeps the weights before and after every update."""
+
+        class Weights(self.keras.callbacks.Callback):
+            def __init__(self):
+                super(Weights, self).__init__()
+                self.values = []
+                self.epochs = []
+
+            def on_train_begin(self, logs=None):
+                if not self.values:
+                    self.values.append(trained.weights())
+
+            def on_epoch_begin(self, epoch, logs=None):
+                self.epochs.append(len(self.values) - 1)
+
+            def on_batch_end(self, batch, logs=None):
+                self.values.append(trained.weights())
+                if after_update is not None:
+                    after_update()
+
+        return Weights()
+
+
+def _dense(layer, prefix=""):
+    path = prefix + layer.name
+    return [(path + "/kernel", layer, 0), (path + "/bias", layer, 1)]
+
+
+def _norm(layer, prefix=""):
+    path = prefix + layer.name
+    return [(path + "/gamma", layer, 0), (path + "/beta", layer, 1)]
+
+
+def _map(arrays, function):
+    if isinstance(arrays, (list, tuple)):
+        items = [_map(item, function) for item in arrays]
+        return type(arrays)(items)
+    return function(arrays)
+
+
+def _first(arrays):
+    while isinstance(arrays, (list, tuple)):
+        arrays = arrays[0]
+    return arrays
+
+
+class Trained:
+    """A model and where its trained weights are: ``(path, layer, index)``."""
+
+    def __init__(self, model, probes):
+        self.model = model
+        self._probes = probes
+        self.paths = [path for path, _, _ in probes]
+
+    def weights(self):
+        """Returns path -> NumPy array."""
+        return {path: layer.get_weights()[i] for path, layer, i in self._probes}
+
+
+def small_data(rows=40, seed=0):
+    """Returns inputs ``(rows, 4)`` and targets ``(rows, 1)``."""
+    random = np.random.RandomState(seed)
+    x = random.randn(rows, 4).astype("float32")
+    return x, random.randn(rows, 1).astype("float32")
+
+
+def rich_data(rows=40, seed=0):
+    """Returns ``[ids, features]``, two targets and two sample weights."""
+    random = np.random.RandomState(seed)
+    ids = random.randint(0, 10, (rows, 3)).astype("int32")
+    ids[:, 2] = ids[:, 0]
+    features = random.randn(rows, 4).astype("float32")
+    y = [random.randn(rows, width).astype("float32") for width in (1, 2)]
+    weights = [random.uniform(0.5, 1.5, rows).astype("float32") for _ in range(2)]
+    return [ids, features], y, weights
+
+
+def files_below(log_dir):
+    """Returns the event files below a directory, as run -> paths."""
+    found = {}
+    for folder, _, names in os.walk(str(log_dir)):
+        for name in sorted(names):
+            if "tfevents" in name and not name.endswith("profile-empty"):
+                run = os.path.relpath(folder, str(log_dir)).replace(os.sep, "/")
+                found.setdefault(run, []).append(os.path.join(folder, name))
+    return found

@@ -1,0 +1,53 @@
+"""The model decides which Keras, which mode and which engine."""
+
+import pytest
+import tensorflow as tf
+
+import legacy_gradlog
+from legacy_gradlog import TensorBoard, UnsupportedError, detect
+
+from .conftest import available
+from .frameworks import small_data
+from .oracle import assert_step_level, expected_keys, gradient_events, keys, read_events
+
+
+def test_a_model_decides(fw):
+    found = detect(fw.small_model().model)
+    assert found.flavour == fw.name
+    assert found.keras_version == str(fw.version) or fw.name == "tf.keras"
+    assert found.tensorflow_version == tf.__version__
+    assert found.backend == "tensorflow"
+    assert found.mode == ("eager" if fw.eager else "graph")
+    assert found.engine == ("function" if fw.eager else "graph")
+    assert found.engine in str(found) and found.reason in str(found)
+    with pytest.raises(AttributeError):
+        found.engine = "other"
+
+
+def test_the_environment(fw):
+    found = detect()
+    assert found.flavour in [framework.name for framework in available()]
+    assert found.tensorflow_version == tf.__version__
+
+
+def test_something_else_is_no_model():
+    with pytest.raises(UnsupportedError) as caught:
+        detect(object())
+    assert str(caught.value).startswith("The model must be a Keras model. Received: ")
+
+
+def test_every_keras_of_the_process_trains_with_one_import(tmp_path):
+    """One after the other, each by its own stock callback."""
+    for fw in available():
+        trained = fw.small_model()
+        weights = fw.recorder(trained)
+        log_dir = tmp_path / fw.name
+        callback = TensorBoard(str(log_dir), write_grads=True, grads_freq="batch")
+        fw.fit(trained.model, *small_data(), callbacks=[callback, weights])
+        assert isinstance(
+            callback._stock, legacy_gradlog.runtime.stock_callback_class(trained.model)
+        )
+        run = "train" if fw.eager else "."
+        events = gradient_events(read_events(fw, log_dir))
+        assert keys(events) == expected_keys(trained.paths, range(5), run)
+        assert_step_level(events, weights, trained.paths, range(5))

@@ -1,0 +1,133 @@
+"""The histogram: its layout, what NumPy and TensorFlow make of the same values."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from legacy_gradlog import sketch
+from legacy_gradlog.engines import sketch_ops
+
+V1 = getattr(getattr(tf, "compat", None), "v1", tf)
+
+VALUES = {
+    "normal": np.random.RandomState(0).randn(1000) * 1e-3,
+    "wide": np.random.RandomState(1).randn(500)
+    * 10.0 ** np.random.RandomState(2).uniform(-25, 12, 500),
+    "zeros": np.zeros(7),
+    "negative zero": np.array([-0.0, 0.0]),
+    "constant": np.full(9, 0.1),
+    "single": np.array([-3.0]),
+    "empty": np.array([]),
+    "nan": np.full(4, np.nan),
+    "mixed": np.array([np.nan, np.inf, -np.inf, 1.0, -2.0, 0.0]),
+    "matrix": np.arange(-6.0, 6.0).reshape(3, 4),
+    "scalar": np.array(0.25),
+}
+
+
+def by_definition(values):
+    """Returns the bucket counts by NumPy's histogram, ends clamped, zeros apart."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    nonzero = finite[finite != 0]
+    magnitude = np.clip(np.abs(nonzero), 2.0**-60, np.nextafter(2.0**20, 0))
+    edges = sketch.EDGES[sketch.ZERO + 1 :]
+    positive, _ = np.histogram(magnitude[nonzero > 0], edges)
+    negative, _ = np.histogram(magnitude[nonzero < 0], edges)
+    zeros = [len(finite) - len(nonzero)]
+    return np.concatenate([negative[::-1], zeros, positive])
+
+
+def check(values, counts, moments):
+    finite = values[np.isfinite(values)].astype(np.float64)
+    record = sketch.decode(7, counts, moments)
+    np.testing.assert_array_equal(record.counts, by_definition(values.ravel()))
+    assert record.step == 7
+    assert record.count == finite.size
+    assert record.nonfinite == values.size - finite.size
+    if finite.size:
+        assert (record.min, record.max) == (finite.min(), finite.max())
+        assert record.max_abs == np.abs(finite).max()
+        np.testing.assert_allclose(record.mean_abs, np.abs(finite).mean(), rtol=1e-6)
+    else:
+        assert (record.min, record.max, record.mean_abs, record.norm) == (0, 0, 0, 0)
+    scale = np.abs(finite).sum()
+    np.testing.assert_allclose(record.sum, finite.sum(), rtol=1e-6, atol=1e-12 * scale)
+    np.testing.assert_allclose(record.sum_squares, (finite**2).sum(), rtol=1e-6)
+    np.testing.assert_allclose(record.norm, np.sqrt((finite**2).sum()), rtol=1e-6)
+
+
+def test_no_bucket_is_wider_than_an_eighth():
+    edges = sketch.EDGES
+    assert (np.diff(edges) > 0).all()
+    assert len(edges) == sketch.NONFINITE + 1
+    np.testing.assert_array_equal(edges, -edges[::-1])
+    positive = edges[sketch.ZERO + 1 :]
+    assert positive[0] <= 1e-18 and positive[-1] >= 1e6
+    assert (np.diff(positive) / positive[:-1]).max() <= 0.125
+    # Zero has the bucket between the two smallest edges to itself.
+    assert edges[sketch.ZERO] < 0 < edges[sketch.ZERO + 1]
+
+
+def test_the_edges_belong_to_the_bucket_above():
+    edges = sketch.EDGES[sketch.ZERO + 1 : -1]
+    counts, _ = sketch.from_values(edges)
+    np.testing.assert_array_equal(counts[sketch.ZERO + 1 : -1], np.ones(len(edges)))
+    counts, _ = sketch.from_values(-edges)
+    np.testing.assert_array_equal(counts[: sketch.ZERO], np.ones(len(edges)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", sorted(VALUES))
+def test_numpy(name, dtype):
+    with np.errstate(over="ignore"):
+        values = VALUES[name].astype(dtype)
+    check(values, *sketch.from_values(values))
+
+
+def evaluate(tensors):
+    if hasattr(tf, "executing_eagerly") and tf.executing_eagerly():
+        return [tensor.numpy() for tensor in tensors]
+    with V1.Session() as session:
+        return session.run(list(tensors))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", sorted(VALUES))
+def test_tensorflow(name, dtype):
+    with np.errstate(over="ignore"):
+        values = VALUES[name].astype(dtype)
+    check(values, *evaluate(sketch_ops.sketch_gradient(tf.constant(values))))
+
+
+def test_bfloat16():
+    values = np.array([1.5, -2.0, 0.0, np.inf], "float32")
+    gradient = tf.cast(tf.constant(values), tf.bfloat16)
+    check(values, *evaluate(sketch_ops.sketch_gradient(gradient)))
+
+
+def test_duplicate_rows_are_summed():
+    """Rows 4, 1 and 4 again: two touched rows, and no other is counted."""
+    slices = tf.IndexedSlices(
+        values=tf.constant([[1.0, -2.0], [3.0, 4.0], [0.5, 2.0]]),
+        indices=tf.constant([4, 1, 4]),
+        dense_shape=tf.constant([10, 2]),
+    )
+    expected = np.array([1.5, 0.0, 3.0, 4.0], "float32")
+    check(expected, *evaluate(sketch_ops.sketch_gradient(slices)))
+
+
+def test_rows_are_the_single_sketches():
+    first, second = np.array([1.0, 2.0], "float32"), np.array([[-1.0]], "float32")
+    counts, moments = evaluate(
+        sketch_ops.sketch_rows([tf.constant(first), tf.constant(second)])
+    )
+    check(first, counts[0], moments[0])
+    check(second, counts[1], moments[1])
+
+
+def test_merging_is_sketching_both():
+    first, second = VALUES["normal"], VALUES["wide"]
+    merged = sketch.merge(sketch.from_values(first), sketch.from_values(second))
+    check(np.concatenate([first, second]), *merged)
+    alone = sketch.merge(sketch.from_values(first), sketch.from_values(np.array([])))
+    check(first, *alone)
