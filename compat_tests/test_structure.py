@@ -11,8 +11,8 @@ import legacy_gradlog
 
 PACKAGE = Path(legacy_gradlog.__file__).parent
 FRAMEWORKS = {"tensorflow", "keras", "tf_keras", "tensorboard", "jax", "torch"}
-ENGINE_PARTS = {"base", "sketch_ops", "sketch", "patching", "runtime", "errors"}
-ENGINE_PARTS |= {"schedule"}
+ENGINE_PARTS = {"base", "gate", "hook", "sketch_ops", "sketch", "patching", "runtime"}
+ENGINE_PARTS |= {"errors", "schedule"}
 
 
 def imports(path):
@@ -31,6 +31,7 @@ def imports(path):
 
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
+ENGINES = ["graph", "function", "gate", "hook", "base", "sketch_ops"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
@@ -48,7 +49,7 @@ def test_only_runtime_reads_versions(path):
         assert "packaging" not in imports(path)
 
 
-@pytest.mark.parametrize("name", ["graph", "function", "base", "sketch_ops"])
+@pytest.mark.parametrize("name", ENGINES)
 def test_engines_know_no_files_and_no_arguments(name):
     ours = imports(PACKAGE / "engines" / (name + ".py")) & {p.stem for p in MODULES}
     assert ours <= ENGINE_PARTS

@@ -139,7 +139,12 @@ def stock_kwargs(stock_class, native):
 
     Warns about the others, by name, with what to use instead.
     """
-    known = inspect.signature(stock_class.__init__).parameters
+    # The class of Keras 2.3 hands on what only its base names.
+    known = {
+        name
+        for base in stock_class.__mro__
+        for name in inspect.signature(base.__init__).parameters
+    }
     lacking = [name for name in native if name not in known]
     if lacking:
         warn(

@@ -327,6 +327,13 @@ class TensorBoard(_GradientCallback):
 
     def _make_stock(self, model):
         stock_class = runtime.stock_callback_class(model)
+        if self.histogram_freq and runtime.stock_histograms_fail(model):
+            raise errors.UnsupportedError(
+                "`histogram_freq` must be 0 for a model of standalone Keras 2.3 on "
+                "TensorFlow 2 with eager execution off, where the stock callback fails "
+                "at its first histogram. Received: {}. Leave eager execution on, or "
+                "take 0; gradients are logged all the same.".format(self.histogram_freq)
+            )
         if type(self._stock) is not stock_class or self._stock_dir != self.log_dir:
             kwargs = arguments.stock_kwargs(stock_class, self._native)
             self._stock = stock_class(

@@ -4,12 +4,15 @@ Nothing here knows what is patched. Attributes are set past the object's own
 ``__setattr__``, so that Keras and TensorFlow do not track the replacement.
 """
 
+import ctypes
 import sys
 import weakref
 
-__all__ = ["Patch", "when_caller_ends"]
+__all__ = ["Patch", "called_from", "when_caller_ends"]
 
 _MISSING = object()
+#: Attributes that every object of some class has of its own, outside its ``__dict__``.
+_FIXED = ("__class__", "cell_contents")
 
 
 class Patch:
@@ -36,11 +39,11 @@ class Patch:
         """Puts the replacement in place. Doing it twice is harmless."""
         if self._active:
             return
-        own = vars(self._target).get(self._name, _MISSING)
+        own = _own(self._target, self._name)
         if self._replacement is None or own is not self._own:
             self._own = own
             self._replacement = self._wrap(getattr(self._target, self._name))
-        object.__setattr__(self._target, self._name, self._replacement)
+        _set(self._target, self._name, self._replacement)
         self._active = True
 
     def undo(self):
@@ -48,16 +51,42 @@ class Patch:
         if not self._active:
             return
         self._active = False
-        if vars(self._target).get(self._name) is not self._replacement:
+        if _own(self._target, self._name) is not self._replacement:
             return
         if self._own is _MISSING:
             object.__delattr__(self._target, self._name)
         else:
-            object.__setattr__(self._target, self._name, self._own)
+            _set(self._target, self._name, self._own)
+
+
+def _own(target, name):
+    if name in _FIXED:
+        return getattr(target, name)
+    return vars(target).get(name, _MISSING)
+
+
+def _set(target, name, value):
+    try:
+        object.__setattr__(target, name, value)
+    except AttributeError:
+        if name != "cell_contents":
+            raise
+        # Python 3.6 lets only its C interface assign to the cell of a closure.
+        ctypes.pythonapi.PyCell_Set(ctypes.py_object(target), ctypes.py_object(value))
 
 
 class _Sentinel:
     """Dies with the frame that holds it."""
+
+
+def called_from(module):
+    """Whether a function of ``module`` is running now, in this thread."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def when_caller_ends(names, function):

@@ -60,7 +60,7 @@ class Recorder:
         if detection.engine is None:
             raise UnsupportedError(
                 "Gradients can be logged in graph mode of TensorFlow 1.4 or later and "
-                "in eager mode of TensorFlow 2.2 or later. Received: {0.flavour} "
+                "in eager mode of TensorFlow 2.0 or later. Received: {0.flavour} "
                 "{0.keras_version} on TensorFlow {0.tensorflow_version}, {0.mode} mode "
                 "({0.reason}).".format(detection)
             )

@@ -13,6 +13,7 @@ import numpy as np
 from packaging.version import Version
 
 from .errors import UnsupportedError
+from .patching import called_from
 
 __all__ = ["Detection", "detect"]
 
@@ -22,6 +23,11 @@ NEWEST_TENSORFLOW = Version("2.21")
 
 GRAPH = "graph"
 FUNCTION = "function"
+
+# How `fit` of an eager-mode model gets at its training step.
+ATTRIBUTE = "train_function"
+CLOSURE = "execution function"
+SYMBOLIC = "backend function"
 
 
 class Detection(NamedTuple):
@@ -124,15 +130,11 @@ def _describe(flavour, keras, model=None):
 def _choose_engine(tf, flavour, eager, model):
     two = Version(tf.__version__) >= Version("2.0")
     if not eager:
-        if two and flavour == "keras":
-            return None, "standalone Keras 2.3 compiles its own functions on TF 2"
         if getattr(model, "_distribution_strategy", None) is not None:
             return None, "a distribution strategy in graph mode"
         return GRAPH, "training runs in a session: gradients are fetched with the step"
     if not two:
-        return None, "eager execution of TensorFlow 1: leave it off, or use 2.2"
-    if Version(tf.__version__) < Version("2.2"):
-        return None, "the training loop of TensorFlow 2.0 and 2.1 cannot be entered yet"
+        return None, "eager execution of TensorFlow 1: leave it off, or use 2.0"
     return FUNCTION, "training runs in a compiled function: sketched inside the step"
 
 
@@ -226,6 +228,9 @@ def is_floating(variable):
 
 # What models and layers of each generation call their parts.
 
+#: Where `tf.keras` of TF 2.0 and 2.1 has its training loops.
+_ENGINE_PACKAGE = "tensorflow.python.keras.engine"
+
 
 def sublayers(layer):
     """Returns the layers directly below a layer or model, in its own order."""
@@ -290,6 +295,58 @@ def steps_per_execution(model):
     return int(steps or 1)
 
 
+def training_loop(model):
+    """Returns how `fit` of an eager-mode model gets at its training step.
+
+    `ATTRIBUTE`: it is ``model.train_function``. `CLOSURE` (`tf.keras` of TF 2.0 and
+    2.1): a function of Keras calls what a cell of its closure holds. `SYMBOLIC`
+    (standalone Keras 2.3, and `tf.keras` of TF 2.0 and 2.1 where its new loop lacks
+    something): a backend function object made from the model's symbolic graph.
+    """
+    if hasattr(model, "make_train_function"):
+        return ATTRIBUTE
+    if _keras_of(model)[0] != "tf.keras":
+        return SYMBOLIC
+    # The new loop leaves data that it does not know, such as pandas', to the old one.
+    in_old_loop = called_from(_ENGINE_PACKAGE + ".training_arrays")
+    if model.run_eagerly or model._experimental_run_tf_function and not in_old_loop:
+        return CLOSURE
+    return SYMBOLIC
+
+
+def unsupported_strategy(model):
+    """Returns the distribution strategy of a model whose parts cannot be put together.
+
+    TF 2.0 and 2.1 reduce within the step, where it can be seen, unless other processes
+    have a part in it.
+    """
+    strategy = getattr(model, "distribute_strategy", None)
+    strategy = strategy or getattr(model, "_distribution_strategy", None)
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        workers = strategy is not None and "ParameterServer" in type(strategy).__name__
+        return strategy if workers else None
+    one_process = strategy.num_replicas_in_sync == len(strategy.extended.worker_devices)
+    if training_loop(model) == CLOSURE and one_process:
+        return None
+    return strategy
+
+
+def closure_cell(model):
+    """Returns the cell from which the loop of TF 2.0 and 2.1 takes the training step."""
+    utils = importlib.import_module(_ENGINE_PACKAGE + ".training_v2_utils")
+    function = utils._get_or_make_execution_function(model, utils.ModeKeys.TRAIN)
+    names = function.__code__.co_freevars
+    return function.__closure__[names.index("distributed_function")]
+
+
+def untraced(function):
+    """Returns a compiled function like ``function`` that has not been traced yet."""
+    if not hasattr(function, "python_function"):
+        # With ``run_eagerly`` it is not compiled.
+        return function
+    return tensorflow().function(function.python_function, autograph=False)
+
+
 def is_compiled_by_xla(model):
     """Whether the training step is compiled by XLA."""
     value = getattr(model, "jit_compile", getattr(model, "_jit_compile", None))
@@ -313,10 +370,23 @@ def session_train_function(model):
     return function
 
 
+def remade_train_function(model):
+    """Returns a function object made anew, as Keras makes ``model.train_function``."""
+    present = model.train_function
+    model.train_function = None
+    try:
+        model._make_train_function()
+        return model.train_function
+    finally:
+        model.train_function = present
+
+
 def backend_of(model):
     """Returns the Keras backend module of a graph-mode model."""
     flavour, keras = _keras_of(model)
-    if flavour == "tf.keras" and Version(tensorflow().__version__) >= Version("2.0"):
+    if flavour != "tf_keras" and Version(tensorflow().__version__) >= Version("2.0"):
+        # Standalone Keras 2.3 trains in the session of `tf.keras`, and its own backend
+        # reads no value there.
         return compat_v1().keras.backend
     return keras.backend
 
@@ -331,15 +401,18 @@ def update_count(model):
     return int(backend_of(model).get_value(iterations))
 
 
-def optimizer_generation(optimizer):
+def optimizer_generation(optimizer, symbolic=False):
     """Returns how an eager-mode optimizer turns gradients into an update.
 
-    One of "v2 of 2.2" and "v2" (`OptimizerV2` of TF 2.2 and 2.3, and since 2.4, later
-    called legacy), "experimental" (the default of Keras 2.11 to 2.15), "keras3"; None
-    for anything else.
+    One of "v2 of 2.0", "v2 of 2.2" and "v2" (`OptimizerV2` of TF 2.0 and 2.1, 2.2 and
+    2.3, and since 2.4, later called legacy), "experimental" (the default of Keras 2.11
+    to 2.15), "keras3"; "symbolic" where a step is made from symbolic updates; None for
+    anything else.
     """
     if hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "loss_scale"):
         return None
+    if symbolic:
+        return "symbolic"
     if hasattr(optimizer, "_backend_update_step"):
         return "keras3"
     if hasattr(optimizer, "_internal_apply_gradients"):
@@ -348,7 +421,14 @@ def optimizer_generation(optimizer):
         return "v2"
     if hasattr(optimizer, "_aggregate_gradients"):
         return "v2 of 2.2"
+    if hasattr(optimizer, "_distributed_apply"):
+        return "v2 of 2.0"
     return None
+
+
+def clips(optimizer):
+    """Whether an optimizer clips the gradients of its symbolic updates."""
+    return any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue"))
 
 
 def clipped_gradients(optimizer, loss, variables):
@@ -385,10 +465,20 @@ def stock_writer(stock):
         writer = getattr(stock, name, None)
         if writer is not None:
             return writer
-    if hasattr(stock, "_get_writer"):
-        # TF 2.0 to 2.2.
+    if hasattr(stock, "_get_writer") and _executes_eagerly(tensorflow()):
+        # TF 2.0 to 2.2: makes it if the callback has written nothing yet.
         return stock._get_writer(stock._train_run_name)
     return None
+
+
+def stock_histograms_fail(model):
+    """Whether the stock callback cannot read the weights for its histograms.
+
+    Standalone Keras 2.3 on TF 2 with eager execution off: it calls ``numpy()`` on them.
+    """
+    tf = tensorflow()
+    two = Version(tf.__version__) >= Version("2.0")
+    return two and not _executes_eagerly(tf) and _keras_of(model)[0] == "keras"
 
 
 def writes_with_session(stock):
