@@ -169,7 +169,10 @@ class Framework:
     def fit_stream(self, model, stream, **kwargs):
         """Trains on a `Sequence` or generator, whose batches Keras may shuffle."""
         kwargs.setdefault("epochs", 1)
-        if self.version < Version("2.2.4"):
+        generators = self.version >= Version("2.3")  # `fit` takes them.
+        if self.name == "tf.keras":
+            generators = self.tf_version >= Version("1.14")
+        if not generators:
             if "steps_per_epoch" not in kwargs:
                 kwargs["steps_per_epoch"] = len(stream)
             return model.fit_generator(stream, verbose=0, **kwargs)

@@ -31,6 +31,27 @@ def test_the_same_tags_everywhere(fw):
         assert set(found) == TAGS_OF_THE_RICH_MODEL
 
 
+def test_a_number_of_the_users_own_stays(fw):
+    class Scale(fw.layers.Layer):
+        def build(self, input_shape):
+            names = ["w", "w_1", "v_2"]
+            self.parts = [
+                self.add_weight(name=name, shape=(1,), initializer="ones")
+                for name in names
+            ]
+            super(Scale, self).build(input_shape)
+
+        def call(self, inputs):
+            return inputs * self.parts[0] * self.parts[1] + self.parts[2]
+
+        def compute_output_shape(self, input_shape):
+            return input_shape
+
+    inputs = fw.layers.Input((1,))
+    found = named(fw.keras.models.Model(inputs, Scale(name="scale")(inputs)))
+    assert found == ["scale/w_0", "scale/w_1_0", "scale/v_2_0"]
+
+
 def test_automatic_names_are_those_of_the_layers(fw):
     model = fw.rich_model().model
     layer = fw.layers.Dense(2)

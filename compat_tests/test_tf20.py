@@ -374,7 +374,7 @@ def test_loss_scaling_is_refused_before_the_first_step(tmp_path):
 
 
 def run(script, tmp_path):
-    """Runs a script in a process of its own: these settings hold for a whole process."""
+    """Runs a script in a process of its own: the settings hold for a whole process."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     code = textwrap.dedent(script)
     environment = dict(os.environ, PYTHONPATH=folder)

@@ -242,9 +242,10 @@ def sublayers(layer):
         return [layer.forward_layer, layer.backward_layer]
     if hasattr(layer, "_flatten_layers"):
         return list(layer._flatten_layers(recursive=False, include_self=False))
-    if isinstance(getattr(layer, "_layers", None), list):
-        return list(_layers_within(layer._layers))
-    # Standalone Keras 2 and the first tf.keras do not track sublayers.
+    tracked = list(_layers_within(getattr(layer, "_layers", ())))
+    if tracked:
+        return tracked
+    # Standalone Keras 2 and `tf.keras` before TF 1.14 do not track sublayers.
     names = ("layer", "cell", "cells")
     return list(_layers_within([getattr(layer, name, None) for name in names]))
 
@@ -332,7 +333,7 @@ def unsupported_strategy(model):
 
 
 def closure_cell(model):
-    """Returns the cell from which the loop of TF 2.0 and 2.1 takes the training step."""
+    """Returns the cell that the loop of TF 2.0 and 2.1 takes the training step from."""
     utils = importlib.import_module(_ENGINE_PACKAGE + ".training_v2_utils")
     function = utils._get_or_make_execution_function(model, utils.ModeKeys.TRAIN)
     names = function.__code__.co_freevars

@@ -38,9 +38,15 @@ class Weight(NamedTuple):
         return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
-def _own_name(variable):
-    name = variable.name.split("/")[-1]
-    return re.sub(r":\d+$", "", name)
+def _own_name(layer, variable):
+    """Returns the name that ``layer`` gave its weight, without its scope.
+
+    Where two models of one process share a graph, TensorFlow may have numbered it; the
+    attribute that holds it tells.
+    """
+    name = re.sub(r":\d+$", "", variable.name.split("/")[-1])
+    given = re.sub(r"_\d+$", "", name)
+    return given if vars(layer).get(given) is variable else name
 
 
 def _is_unnamed_cell(parent, layer):
@@ -55,13 +61,13 @@ def _is_unnamed_cell(parent, layer):
 
 
 def _walk(layer, layers, seen):
-    """Yields ``(layer names, variable)`` for every weight below, in model order."""
+    """Yields ``(layer names, own name, variable)`` for every weight, in model order."""
     if id(layer) in seen:
         return
     seen.add(id(layer))
     children = runtime.sublayers(layer)
     for variable in runtime.own_weights(layer, children):
-        yield layers, variable
+        yield layers, _own_name(layer, variable), variable
     for child in children:
         if _is_unnamed_cell(layer, child):
             for item in _walk(child, layers, seen):
@@ -74,11 +80,11 @@ def _walk(layer, layers, seen):
 def name_weights(model):
     """Returns a `Weight` for every weight of ``model``, each once, in model order."""
     weights, paths, tags, variables = [], set(), set(), set()
-    for layers, variable in _walk(model, (), set()):
+    for layers, name, variable in _walk(model, (), set()):
         if id(variable) in variables:
             continue
         variables.add(id(variable))
-        stem = path = "/".join(layers + (_own_name(variable),))
+        stem = path = "/".join(layers + (name,))
         number = 0
         tag = stem + "_0"
         while path in paths or tag in tags:

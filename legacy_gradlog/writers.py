@@ -130,6 +130,7 @@ class OwnWriter(StockWriter):
 
     def __init__(self, log_dir):
         check_directory(log_dir)
+        log_dir = os.fspath(log_dir)
         tf = runtime.compat_v1()
         # TensorFlow 1 names the file by the second alone.
         suffix = ".{}.{}.gradlog".format(os.getpid(), next(_file_numbers))

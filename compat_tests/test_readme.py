@@ -1,0 +1,42 @@
+"""The README is what is true: its code runs, its table is the matrix of tox.ini."""
+
+import configparser
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.rst").read_text(encoding="utf-8")
+
+
+def code_blocks():
+    blocks = re.findall(r"\.\. code-block:: python\n\n((?:    .*\n|\n)+)", README)
+    return [re.sub(r"(?m)^    ", "", block) for block in blocks]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_code_blocks_run(tmp_path, number):
+    blocks = code_blocks()
+    assert len(blocks) == 3
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    subprocess.check_call(
+        [sys.executable, "-c", blocks[number]], cwd=str(tmp_path), env=environment
+    )
+
+
+def test_there_are_two_commands():
+    commands = re.findall(r"::\n\n    (.*)\n", README)
+    assert commands == [
+        "python -m pip install '.[tf]' && python -m legacy_gradlog demo",
+        "python -m pip install tox && tox",
+    ]
+
+
+def test_the_table_is_the_matrix():
+    config = configparser.ConfigParser()
+    config.read(str(ROOT / "tox.ini"))
+    lines = config["tox"]["env_list"].split()
+    assert re.findall(r"   \* - (py\S+)\n", README) == lines
