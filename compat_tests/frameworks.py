@@ -5,6 +5,9 @@ Shares no code with the package.
 
 import inspect
 import os
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 from packaging.version import Version
@@ -265,3 +268,21 @@ def files_below(log_dir):
                 run = os.path.relpath(folder, str(log_dir)).replace(os.sep, "/")
                 found.setdefault(run, []).append(os.path.join(folder, name))
     return found
+
+
+def run_script(script, log_dir, *arguments):
+    """Runs a script in a process of its own, which some settings hold for.
+
+    Its working directory, and its first argument, is ``log_dir``.
+
+    Returns:
+        What it printed.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", textwrap.dedent(script), str(log_dir)]
+    return subprocess.check_output(
+        command + list(arguments),
+        cwd=str(log_dir),
+        env=dict(os.environ, PYTHONPATH=path),
+    ).decode()

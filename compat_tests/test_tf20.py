@@ -9,9 +9,6 @@ weights around an update, divided by the learning rate.
 import gc
 import glob
 import os
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -28,21 +25,15 @@ import h5py
 import keras as standalone
 from tensorflow.python.keras.engine import training_v2_utils
 
-from legacy_gradlog import GradientLogger, TensorBoard, UnsupportedError, errors
+from legacy_gradlog import GradientLogger, TensorBoard, UnsupportedError
+
+from .frameworks import run_script
 
 RATE = 0.25
 BATCH = 8
 X = np.random.RandomState(0).randn(43, 4).astype("float32")
 Y = np.random.RandomState(1).randn(43, 1).astype("float32")
 PATHS = ["d1/kernel", "d1/bias", "bn/gamma", "bn/beta", "d2/kernel", "d2/bias"]
-
-tf.config.threading.set_inter_op_parallelism_threads(1)
-tf.config.threading.set_intra_op_parallelism_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def strict(monkeypatch):
-    monkeypatch.setattr(errors, "strict", True)
 
 
 def generate():
@@ -373,18 +364,8 @@ def test_loss_scaling_is_refused_before_the_first_step(tmp_path):
         np.testing.assert_array_equal(weight, same)
 
 
-def run(script, tmp_path):
-    """Runs a script in a process of its own: the settings hold for a whole process."""
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    code = textwrap.dedent(script)
-    environment = dict(os.environ, PYTHONPATH=folder)
-    subprocess.check_call(
-        [sys.executable, "-c", code, str(tmp_path)], env=environment, cwd=str(tmp_path)
-    )
-
-
 def test_mirrored_replicas_give_one_summed_gradient(tmp_path):
-    run(
+    run_script(
         """
         import sys
         import numpy as np
@@ -440,7 +421,7 @@ def test_mirrored_replicas_give_one_summed_gradient(tmp_path):
 
 
 def test_standalone_keras_with_eager_off(tmp_path):
-    run(
+    run_script(
         """
         import os
         import sys
@@ -449,6 +430,8 @@ def test_standalone_keras_with_eager_off(tmp_path):
         tf.compat.v1.disable_eager_execution()
         import keras
         from legacy_gradlog import GradientLogger, TensorBoard, UnsupportedError, errors
+
+from .frameworks import run_script
         errors.strict = True
         model = keras.models.Sequential([
             keras.layers.Dense(5, activation="tanh", input_shape=(4,), name="d1"),

@@ -393,13 +393,26 @@ def backend_of(model):
 
 
 def update_count(model):
-    """Returns the optimizer's count of updates so far."""
+    """Returns the number of updates that the optimizer of ``model`` has made."""
     iterations = getattr(model.optimizer, "iterations", None)
     if iterations is None:
         return 0
     if hasattr(iterations, "numpy") and _executes_eagerly(tensorflow()):
         return int(iterations.numpy())
-    return int(backend_of(model).get_value(iterations))
+    count = int(backend_of(model).get_value(iterations))
+    return count // 2 if _counts_double(model) else count
+
+
+def _counts_double(model):
+    """Whether a wrapper of a TensorFlow optimizer counts each update twice.
+
+    Both Keras and the optimizer count, in standalone Keras and in `tf.keras` up to
+    TF 1.10.
+    """
+    if type(model.optimizer).__name__ != "TFOptimizer":
+        return False
+    old = Version(tensorflow().__version__) < Version("1.11")
+    return old or _keras_of(model)[0] == "keras"
 
 
 def optimizer_generation(optimizer, symbolic=False):
@@ -430,6 +443,15 @@ def optimizer_generation(optimizer, symbolic=False):
 def clips(optimizer):
     """Whether an optimizer clips the gradients of its symbolic updates."""
     return any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue"))
+
+
+def makes_own_gradients(optimizer):
+    """Whether a graph-mode optimizer's class has a `get_gradients` not of Keras.
+
+    Horovod's reduces over the workers, and a user's may do anything.
+    """
+    module = getattr(type(optimizer).get_gradients, "__module__", "")
+    return module.split(".")[0] not in ("keras", "tensorflow", "tensorflow_core")
 
 
 def clipped_gradients(optimizer, loss, variables):
