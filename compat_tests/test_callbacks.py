@@ -203,6 +203,20 @@ def test_nothing_is_left_behind(fw, tmp_path, error):
     assert_step_level(events, weights, trained.paths, steps, first=5 + updates)
 
 
+def test_evaluating_logs_nothing(fw, tmp_path):
+    """Keras tells a callback of the model in `evaluate` too, where it has that."""
+    trained = fw.small_model()
+    x, y = small_data()
+    fw.fit(trained.model, x, y)
+    before = state_of(trained.model)
+    parameters = inspect.signature(trained.model.evaluate).parameters
+    logger = GradientLogger(str(tmp_path / "logs"), freq="batch")
+    if "callbacks" in parameters:
+        trained.model.evaluate(x, y, verbose=0, callbacks=[logger])
+    assert state_of(trained.model) == before
+    assert not (tmp_path / "logs").exists()
+
+
 def test_frozen_layers_are_left_out_silently(fw, tmp_path):
     trained = fw.small_model()
     trained.model.get_layer("d1").trainable = False

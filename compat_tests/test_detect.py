@@ -2,9 +2,16 @@
 
 import pytest
 import tensorflow as tf
+from packaging.version import Version
 
-import legacy_gradlog
-from legacy_gradlog import TensorBoard, UnsupportedError, detect
+from legacy_gradlog import (
+    GradientLogger,
+    GradlogWarning,
+    TensorBoard,
+    UnsupportedError,
+    detect,
+    runtime,
+)
 
 from .conftest import available
 from .frameworks import small_data
@@ -30,6 +37,31 @@ def test_the_environment(fw):
     assert found.tensorflow_version == tf.__version__
 
 
+@pytest.mark.parametrize("name", ["TENSORFLOW", "KERAS"])
+def test_something_newer_is_told_once(fw, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(runtime, "NEWEST_" + name, Version("1.0"))
+    monkeypatch.setattr(runtime, "_told_untested", set())
+    trained = fw.small_model()
+    logger = GradientLogger(str(tmp_path), freq="batch")
+    with pytest.warns(GradlogWarning) as caught:
+        for _ in range(2):
+            fw.fit(trained.model, *small_data(), callbacks=[logger])
+    messages = [str(w.message) for w in caught if w.category is GradlogWarning]
+    assert len(messages) == 1
+    assert messages[0].startswith("Gradient logging is tested up to ")
+    assert keys(read_events(fw, tmp_path)) == expected_keys(trained.paths, range(10))
+
+
+@pytest.mark.parametrize(
+    "name, rule", [("TENSORFLOW", "TensorFlow must be"), ("KERAS", "Keras must be")]
+)
+def test_something_older_is_refused(fw, tmp_path, monkeypatch, name, rule):
+    monkeypatch.setattr(runtime, "OLDEST_" + name, Version("99.0"))
+    with pytest.raises(UnsupportedError) as caught:
+        detect(fw.small_model().model)
+    assert str(caught.value).startswith(rule + " 99.0 or later. Received: ")
+
+
 def test_something_else_is_no_model():
     with pytest.raises(UnsupportedError) as caught:
         detect(object())
@@ -45,7 +77,7 @@ def test_every_keras_of_the_process_trains_with_one_import(tmp_path):
         callback = TensorBoard(str(log_dir), write_grads=True, grads_freq="batch")
         fw.fit(trained.model, *small_data(), callbacks=[callback, weights])
         assert isinstance(
-            callback._stock, legacy_gradlog.runtime.stock_callback_class(trained.model)
+            callback._stock, runtime.stock_callback_class(trained.model)
         )
         run = "train" if fw.eager else "."
         events = gradient_events(read_events(fw, log_dir))

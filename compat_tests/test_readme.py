@@ -40,3 +40,15 @@ def test_the_table_is_the_matrix():
     config.read(str(ROOT / "tox.ini"))
     lines = config["tox"]["env_list"].split()
     assert re.findall(r"   \* - (py\S+)\n", README) == lines
+
+
+def test_there_is_a_container_for_every_line():
+    compose = (ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8")
+    config = configparser.ConfigParser()
+    config.read(str(ROOT / "tox.ini"))
+    expected = []
+    for line in config["tox"]["env_list"].split():
+        number = re.match(r"py3(\d+)-", line).group(1)
+        expected.append((line, "3." + number, line))
+    pattern = r'  (py\S+):\n(?:.*\n)*?.*PYTHON: "(.*)"\n.*ENVIRONMENT: (.*)\n'
+    assert re.findall(pattern, compose) == expected

@@ -74,9 +74,8 @@ def test_own_gradients_of_an_optimizer(fw, tmp_path):
     optimizer = Halved(LEARNING_RATE)
     trained = fw.small_model(optimizer)
     with pytest.raises(UnsupportedError) as caught:
-        fw.fit(
-            trained.model, *small_data(), callbacks=[GradientLogger(str(tmp_path / "a"))]
-        )
+        logger = GradientLogger(str(tmp_path / "a"))
+        fw.fit(trained.model, *small_data(), callbacks=[logger])
     assert "`clipped=True`" in str(caught.value)
     weights = fw.recorder(trained)
     logger = GradientLogger(str(tmp_path / "b"), freq="batch", clipped=True)

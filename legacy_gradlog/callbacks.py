@@ -88,6 +88,11 @@ def _add_hooks():
 _add_hooks()
 
 
+#: Names of the methods of a model that train, and of those that do not.
+_TRAINING = ("fit", "fit_generator")
+_NO_TRAINING = ("evaluate", "evaluate_generator", "predict", "predict_generator")
+
+
 class _GradientCallback(_Callback):
     """A callback that owns a `Recorder`."""
 
@@ -102,11 +107,14 @@ class _GradientCallback(_Callback):
         if self._recorder is not None:
             self._recorder.announce(_batches_per_epoch(self.params))
 
-    def _start(self, model, writer):
-        self._recorder.start(model, writer)
-        self._finalizer = patching.when_caller_ends(
-            ("fit", "fit_generator"), self._recorder.finish
-        )
+    def _start(self, model, make_writer):
+        """Starts logging, unless it is `evaluate` or `predict` that calls."""
+        frame = patching.calling_frame(_TRAINING + _NO_TRAINING)
+        if frame is not None and frame.f_code.co_name in _NO_TRAINING:
+            return
+        self._recorder.start(model, make_writer)
+        if frame is not None:
+            self._finalizer = patching.when_frame_ends(frame, self._recorder.finish)
 
     def _finish(self):
         self._recorder.finish()
@@ -184,7 +192,7 @@ class GradientLogger(_GradientCallback):
 
     def set_model(self, model):
         super().set_model(model)
-        self._start(model, writers.OwnWriter(self.log_dir))
+        self._start(model, lambda: writers.OwnWriter(self.log_dir))
 
     def on_epoch_begin(self, epoch, logs=None):
         self._recorder.begin_epoch(epoch)
@@ -317,13 +325,13 @@ class TensorBoard(_GradientCallback):
         writers.check_directory(self.log_dir)
         self._make_stock(model)
         if self.write_grads:
-            writer = runtime.stock_writer(self._stock)
-            if writer is not None:
-                writer = writers.StockWriter(writer)
-            else:
-                path = os.path.join(os.fspath(self.log_dir), "gradients")
-                writer = writers.OwnWriter(path)
-            self._start(model, writer)
+            self._start(model, self._make_writer)
+
+    def _make_writer(self):
+        writer = runtime.stock_writer(self._stock)
+        if writer is not None:
+            return writers.StockWriter(writer)
+        return writers.OwnWriter(os.path.join(os.fspath(self.log_dir), "gradients"))
 
     def _make_stock(self, model):
         stock_class = runtime.stock_callback_class(model)

@@ -8,7 +8,7 @@ import ctypes
 import sys
 import weakref
 
-__all__ = ["Patch", "called_from", "when_caller_ends"]
+__all__ = ["Patch", "called_from", "calling_frame", "when_frame_ends"]
 
 _MISSING = object()
 #: Attributes that every object of some class has of its own, outside its ``__dict__``.
@@ -89,21 +89,24 @@ def called_from(module):
     return False
 
 
-def when_caller_ends(names, function):
-    """Calls ``function`` once the nearest calling function of one of ``names`` is gone.
+def calling_frame(names):
+    """Returns the nearest frame above the caller of a function of one of ``names``."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name not in names:
+        frame = frame.f_back
+    return frame
+
+
+def when_frame_ends(frame, function):
+    """Calls ``function`` once ``frame`` is gone.
 
     Keras calls no hook when `fit` ends by an exception. A value that is added to the
     locals of its frame dies with the frame: when `fit` has returned, or when nobody
     holds the traceback any more.
 
     Returns:
-        The `weakref.finalize`, or None where there is no such caller.
+        The `weakref.finalize`.
     """
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name not in names:
-        frame = frame.f_back
-    if frame is None:
-        return None
     sentinel = _Sentinel()
     frame.f_locals["_legacy_gradlog_{}".format(id(sentinel))] = sentinel
     finalizer = weakref.finalize(sentinel, function)

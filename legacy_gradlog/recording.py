@@ -45,18 +45,19 @@ class Recorder:
         """Whether gradients are being logged now."""
         return self._engine is not None and self._engine.active
 
-    def start(self, model, writer):
+    def start(self, model, make_writer):
         """Enters the training step of ``model``. Before its first step.
 
         Args:
             model: The compiled model.
-            writer: Where records go.
+            make_writer: Returns where records go.
 
         Raises:
             GradlogError: What is asked for cannot be done here.
         """
         self.finish()
         detection = runtime.detect(model)
+        runtime.warn_if_untested(detection)
         if detection.engine is None:
             raise UnsupportedError(
                 "Gradients can be logged in graph mode of TensorFlow 1.4 or later and "
@@ -73,7 +74,7 @@ class Recorder:
         select = self._selector(model)
         if runtime.trained_weights(model) is not None:
             select()
-        self._writer = writer
+        self._writer = make_writer()
         self._epoch_steps.begin_fit()
         engine = _engine_class(detection.engine)(
             model,

@@ -12,14 +12,14 @@ from typing import NamedTuple, Optional
 import numpy as np
 from packaging.version import Version
 
-from .errors import UnsupportedError
+from .errors import UnsupportedError, warn
 from .patching import called_from
 
 __all__ = ["Detection", "detect"]
 
-#: Oldest and newest TensorFlow that the test matrix runs.
-OLDEST_TENSORFLOW = Version("1.4")
-NEWEST_TENSORFLOW = Version("2.21")
+#: What works, and the newest that the test matrix runs.
+OLDEST_TENSORFLOW, NEWEST_TENSORFLOW = Version("1.4"), Version("2.21")
+OLDEST_KERAS, NEWEST_KERAS = Version("2.0"), Version("3.15")
 
 GRAPH = "graph"
 FUNCTION = "function"
@@ -112,8 +112,33 @@ def _keras_of(model):
     )
 
 
+def warn_if_untested(detection):
+    """Warns, once in a process, where something is newer than what was tested."""
+    for name, text, newest in (
+        ("TensorFlow", detection.tensorflow_version, NEWEST_TENSORFLOW),
+        ("Keras", detection.keras_version, NEWEST_KERAS),
+    ):
+        if Version(text).release[:2] > newest.release and name not in _told_untested:
+            _told_untested.add(name)
+            warn(
+                "Gradient logging is tested up to {0} {1}. Received: {0} {2}. It goes "
+                "on; compare a step with the change of the weights.".format(
+                    name, newest, text
+                )
+            )
+
+
+_told_untested = set()
+
+
 def _describe(flavour, keras, model=None):
     version = _version_text(keras)
+    if Version(version) < OLDEST_KERAS:
+        raise UnsupportedError(
+            "Keras must be {} or later. Received: {}. Upgrade Keras.".format(
+                OLDEST_KERAS, version
+            )
+        )
     backend = "tensorflow"
     if _is_keras_3(keras) and hasattr(keras, "config"):
         backend = keras.config.backend()

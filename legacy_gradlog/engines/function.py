@@ -102,6 +102,15 @@ class FunctionEngine(Engine):
         if cadence.has_due(first, self._foretold):
             self.next_update, filled = gate.progress()
             self._foretold = self.next_update
+            if filled > gate.rows:
+                self.fail(
+                    UnsupportedError(
+                        "At step level the optimizer must be called once in a training "
+                        "step. It was called {} times. Log the gradients at epoch "
+                        "level.".format(filled)
+                    )
+                )
+                return
             for capture in gate.read(filled):
                 self.deliver(capture)
 
