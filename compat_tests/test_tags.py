@@ -36,7 +36,9 @@ def test_a_number_of_the_users_own_stays(fw):
         def build(self, input_shape):
             names = ["w", "w_1", "v_2"]
             self.parts = [
-                self.add_weight(name=name, shape=(1,), initializer="ones")
+                self.add_weight(
+                    name=name, shape=(1,), initializer=fw.keras.initializers.Ones()
+                )
                 for name in names
             ]
             super(Scale, self).build(input_shape)
