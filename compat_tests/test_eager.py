@@ -208,12 +208,31 @@ def test_legacy_optimizer(fw, tmp_path, clipped):
     weights = fw.recorder(trained)
     logger = GradientLogger(str(tmp_path), freq="batch", clipped=clipped)
     fw.fit(trained.model, *small_data(), callbacks=[logger, weights])
-    events = read_events(fw, tmp_path)
+    check_clipped_at(0.01, fw, tmp_path, trained, weights, clipped)
+
+
+def check_clipped_at(value, fw, log_dir, trained, weights, clipped):
+    events = read_events(fw, log_dir)
     assert keys(events) == expected_keys(trained.paths, range(5))
     if clipped:
         assert_step_level(events, weights, trained.paths, range(5))
     else:
-        assert max(e.value.max for e in events if e.tag.endswith("_grad")) > 0.01
+        largest = max(e.value.max for e in events if e.tag.endswith("_grad"))
+        assert largest > 10 * value
+
+
+@pytest.mark.skipif(
+    not hasattr(getattr(tf.keras.optimizers, "experimental", None), "SGD"),
+    reason="the new optimizers were called experimental in TensorFlow 2.9 to 2.15",
+)
+@pytest.mark.parametrize("clipped", [False, True])
+def test_experimental_optimizer(fw, tmp_path, clipped):
+    optimizer = fw.keras.optimizers.experimental.SGD(0.25, clipvalue=0.01)
+    trained = fw.small_model(optimizer)
+    weights = fw.recorder(trained)
+    logger = GradientLogger(str(tmp_path), freq="batch", clipped=clipped)
+    fw.fit(trained.model, *small_data(), callbacks=[logger, weights])
+    check_clipped_at(0.01, fw, tmp_path, trained, weights, clipped)
 
 
 @pytest.mark.skipif(
@@ -284,6 +303,22 @@ def test_the_step_is_traced_once(fw, tmp_path):
     events = read_events(fw, tmp_path / "3")
     steps = [event.step for event in events if event.tag == "d/kernel_0_grad"]
     assert steps == list(range(15, 20))
+
+
+@pytest.mark.skipif(
+    Version(tf.__version__) < Version("2.16"), reason="Keras 3.15 has this defect"
+)
+def test_beside_epoch_scalars_that_keras_drops(fw, tmp_path):
+    """Keras 3.15 drops them where `update_freq` does not divide the batches."""
+    trained = fw.linear_model()
+    callback = TensorBoard(str(tmp_path), write_grads=True, update_freq=4)
+    fw.fit(trained.model, *small_data(), epochs=2, callbacks=[callback])
+    steps = [
+        event.step
+        for event in read_events(fw, tmp_path)
+        if event.tag == "d/kernel_0_grad"
+    ]
+    assert steps == [0, 1]
 
 
 def test_unlogged_steps_read_nothing(fw, tmp_path, monkeypatch):

@@ -108,3 +108,52 @@ def test_eager_execution_is_refused(tmp_path):
     """
     output = run_script(script, tmp_path)
     assert "eager execution of TensorFlow 1: leave it off" in output
+
+
+@pytest.mark.skipif(
+    Version(tf.__version__) < Version("1.5"),
+    reason="`multi_gpu_model` of `tf.keras` came with TensorFlow 1.5",
+)
+def test_multi_gpu_model(fw, tmp_path):
+    """Two towers, soft-placed on CPUs: the gradient of the whole batch, once."""
+    script = """
+        import sys
+        import numpy as np
+        import tensorflow as tf
+        from legacy_gradlog import GradientLogger, errors
+
+        errors.strict = True
+        keras = tf.keras
+        if sys.argv[2] == "keras":
+            import keras
+        towers = keras.utils.multi_gpu_model
+        names = ["/device:CPU:0", "/device:GPU:0", "/device:GPU:1"]
+        sys.modules[towers.__module__]._get_available_devices = lambda: names
+        config = tf.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
+        keras.backend.set_session(tf.Session(config=config))
+
+        inputs = keras.layers.Input((2,))
+        dense = keras.layers.Dense(1, use_bias=False, name="d")
+        single = keras.models.Model(inputs, dense(inputs), name="single")
+        model = towers(single, gpus=2)
+        model.compile(keras.optimizers.SGD(lr=0.25), "mse")
+
+        logger = GradientLogger("logs", freq="batch")
+        x = np.random.RandomState(0).randn(32, 2).astype("float32")
+        for update in range(4):
+            before = dense.get_weights()[0]
+            model.fit(
+                x, x[:, :1] * x[:, 1:], batch_size=32, verbose=0, callbacks=[logger],
+                epochs=1,
+            )
+            gradient = (before - dense.get_weights()[0]) / 0.25
+            record = logger.latest["single/d/kernel"]
+            assert (record.step, record.count) == (update, 2)
+            np.testing.assert_allclose(
+                [record.min, record.max],
+                [gradient.min(), gradient.max()],
+                atol=2e-6,
+            )
+        print("updates", update + 1)
+    """
+    assert run_script(script, tmp_path, fw.name).endswith("updates 4\n")
