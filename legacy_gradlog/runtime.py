@@ -340,21 +340,40 @@ def training_loop(model):
     return SYMBOLIC
 
 
-def unsupported_strategy(model):
-    """Returns the distribution strategy of a model whose parts cannot be put together.
-
-    TF 2.0 and 2.1 reduce within the step, where it can be seen, unless other processes
-    have a part in it.
-    """
+def strategy_of(model):
+    """Returns the distribution strategy of a model, None where there is none."""
     strategy = getattr(model, "distribute_strategy", None)
-    strategy = strategy or getattr(model, "_distribution_strategy", None)
-    if strategy is None or strategy.num_replicas_in_sync == 1:
-        workers = strategy is not None and "ParameterServer" in type(strategy).__name__
-        return strategy if workers else None
-    one_process = strategy.num_replicas_in_sync == len(strategy.extended.worker_devices)
-    if training_loop(model) == CLOSURE and one_process:
+    return strategy or getattr(model, "_distribution_strategy", None)
+
+
+def replicas_of(model):
+    """Returns how many replicas train a model, each with a part of every batch."""
+    strategy = strategy_of(model)
+    return 1 if strategy is None else strategy.num_replicas_in_sync
+
+
+def unsupported_strategy(model):
+    """Returns the distribution strategy of a model if it is none that can be logged.
+
+    In one process the replicas' parts of a gradient can be put together.
+    """
+    strategy = strategy_of(model)
+    if strategy is None or type(strategy).__name__ in (
+        "_DefaultDistributionStrategy",
+        "OneDeviceStrategy",
+        "MirroredStrategy",
+    ):
         return None
     return strategy
+
+
+def leaves_reduction_to_the_update(model):
+    """Whether the replicas' gradients are still apart where they are captured.
+
+    Keras 3 sums them after clipping, within the update.
+    """
+    generation = optimizer_generation(model.optimizer)
+    return replicas_of(model) > 1 and generation == "keras3"
 
 
 def closure_cell(model):

@@ -37,9 +37,9 @@ class FunctionEngine(Engine):
         strategy = runtime.unsupported_strategy(self.model)
         if strategy is not None:
             raise UnsupportedError(
-                "The model must train on one replica for its gradients to be logged. "
-                "Received: {!r}. Train without a distribution strategy, or with "
-                "`OneDeviceStrategy`.".format(type(strategy).__name__)
+                "The model must train in one process for its gradients to be logged. "
+                "Received: {!r}. Train with `MirroredStrategy`, or without a "
+                "strategy.".format(type(strategy).__name__)
             )
         symbolic = runtime.training_loop(self.model) == runtime.SYMBOLIC
         if runtime.optimizer_generation(self.model.optimizer, symbolic) is None:
@@ -255,7 +255,9 @@ class Dispatcher:
     def _after_call(self, steps):
         updates = self._eager_updates
         if not updates:
-            updates = self.steps * max(self._instrument.updates.values(), default=1)
+            traced = max(self._instrument.updates.values(), default=1)
+            # Every replica traces its own.
+            updates = self.steps * -(-traced // runtime.replicas_of(self._model))
         for engine in self.engines:
             if engine.active:
                 with errors.contain(engine.fail):
@@ -291,9 +293,10 @@ class Dispatcher:
             or instrument.key != key
             or instrument.plain() is not self._plain
         ):
-            raw = runtime.is_compiled_by_xla(model)
+            parts = runtime.leaves_reduction_to_the_update(model)
+            raw = parts or runtime.is_compiled_by_xla(model)
             gates = [
-                Gate(engine.request, engine.select, self.steps, raw)
+                Gate(engine.request, engine.select, self.steps, raw, parts)
                 for engine in self.engines
             ]
             functions = self._make_functions()

@@ -21,10 +21,11 @@ class Gate:
         request: What is wanted.
         select: Returns the selected weights once the model has variables.
         steps: Batches in one call of the train function.
-        raw: The step is compiled by XLA.
+        raw: The gradients themselves are kept, and sketched when they are read.
+        parts: Each replica has a part of the gradient only, and their sum is meant.
     """
 
-    def __init__(self, request, select, steps, raw):
+    def __init__(self, request, select, steps, raw, parts):
         cadence = request.cadence
         self._every = cadence.every
         self._select = select
@@ -38,7 +39,7 @@ class Gate:
             self.rows = steps
         elif self._every is not None:
             self.rows = -(-steps // self._every)
-        self._store = RawStore() if raw else SketchStore(self._pooled_inside)
+        self._store = RawStore(parts) if raw else SketchStore(self._pooled_inside)
         self.made = False
 
     def _make(self):
@@ -83,14 +84,14 @@ class Gate:
 
     def progress(self):
         """Returns the number of the next update and of ring rows filled since."""
-        update, filled = self._state.numpy().tolist()
+        update, filled = _read(self._state).tolist()
         if filled:
             self._state.assign([update, 0])
         return update, filled
 
     def read(self, rows):
         """Returns the `Capture` of each of the first ``rows`` ring rows."""
-        stamps = self._stamps.numpy()
+        stamps = _read(self._stamps)
         return [self._capture(stamps[row], row) for row in range(rows)]
 
     def _capture(self, stamps, row):
@@ -189,7 +190,7 @@ class SketchStore:
         _put(self._moments, row, positions, moments)
 
     def read(self, row):
-        return self._counts[row].numpy(), self._moments[row].numpy()
+        return _read(self._counts)[row], _read(self._moments)[row]
 
 
 class RawStore:
@@ -198,6 +199,9 @@ class RawStore:
     XLA fuses a step differently when the sketch is computed inside it, which rounds
     the training differently; assigning the gradient does not.
     """
+
+    def __init__(self, parts):
+        self._parts = parts
 
     def make(self, rows, weights):
         self._rows = rows
@@ -212,9 +216,11 @@ class RawStore:
         for position, gradient in zip(positions, gradients):
             if self._gradients[position] is None:
                 shape = [self._rows] + list(self._weights[position].variable.shape)
-                self._gradients[position] = _variable(tf.zeros(shape, gradient.dtype))
+                zeros = tf.zeros(shape, gradient.dtype)
+                self._gradients[position] = _variable(zeros, self._parts)
                 if isinstance(gradient, tf.IndexedSlices):
-                    self._touched[position] = _variable(tf.zeros(shape[:2], tf.int32))
+                    zeros = tf.zeros(shape[:2], tf.int32)
+                    self._touched[position] = _variable(zeros, self._parts)
                 self._sketch = None
 
     def empty(self):
@@ -225,13 +231,10 @@ class RawStore:
         for position, gradient in zip(positions, gradients):
             touched = self._touched[position]
             if touched is not None:
-                rows = tf.ones_like(gradient.indices, tf.int32)
-                rows = tf.scatter_nd(
-                    gradient.indices[:, None],
-                    rows,
-                    tf.constant(touched.shape[1:], gradient.indices.dtype),
-                )
-                _put_row(touched, row, rows)
+                indices = tf.cast(gradient.indices, tf.int64)
+                size = tf.constant([touched.shape[1]], tf.int64)
+                ones = tf.ones_like(indices, tf.int32)
+                _put_row(touched, row, tf.scatter_nd(indices[:, None], ones, size))
             # Sums the duplicate rows of `IndexedSlices`.
             _put_row(self._gradients[position], row, tf.convert_to_tensor(gradient))
 
@@ -248,10 +251,11 @@ class RawStore:
         for gradient, touched in zip(self._gradients, self._touched):
             if gradient is None:
                 values.append(tf.zeros([0], tf.float32))
-            elif touched is None:
-                values.append(gradient[row])
-            else:
-                values.append(tf.boolean_mask(gradient[row], touched[row] > 0))
+                continue
+            value = gradient.read_value()[row]
+            if touched is not None:
+                value = tf.boolean_mask(value, touched.read_value()[row] > 0)
+            values.append(value)
         return sketch_rows(values)
 
 
@@ -276,5 +280,21 @@ def _put_row(variable, row, values):
         variable.assign(tf.tensor_scatter_nd_update(variable, [[row]], values[None]))
 
 
-def _variable(value):
-    return runtime.tensorflow().Variable(value, trainable=False)
+def _read(variable):
+    """Returns the value of a variable as a NumPy array, that of all replicas together."""
+    return variable.read_value().numpy()
+
+
+def _variable(value, parts=False):
+    """Returns a variable that every replica may assign within a branch.
+
+    Read by the host, it is the first replica's, or with ``parts`` the sum of all.
+    """
+    tf = runtime.tensorflow()
+    aggregation = tf.VariableAggregation
+    return tf.Variable(
+        value,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=aggregation.SUM if parts else aggregation.ONLY_FIRST_REPLICA,
+    )
