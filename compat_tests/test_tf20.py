@@ -430,8 +430,6 @@ def test_standalone_keras_with_eager_off(tmp_path):
         tf.compat.v1.disable_eager_execution()
         import keras
         from legacy_gradlog import GradientLogger, TensorBoard, UnsupportedError, errors
-
-from .frameworks import run_script
         errors.strict = True
         model = keras.models.Sequential([
             keras.layers.Dense(5, activation="tanh", input_shape=(4,), name="d1"),

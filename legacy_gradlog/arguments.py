@@ -134,17 +134,24 @@ def check_native(native):
             )
 
 
+def _names_of(stock_class):
+    """Returns the names of the arguments that a stock callback takes."""
+    names = set()
+    for base in stock_class.__mro__:
+        parameters = inspect.signature(base.__init__).parameters
+        names.update(parameters)
+        # The class of Keras 2.3 hands on what only its base names.
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            break
+    return names
+
+
 def stock_kwargs(stock_class, native):
     """Returns those of the user's arguments that the running stock callback has.
 
     Warns about the others, by name, with what to use instead.
     """
-    # The class of Keras 2.3 hands on what only its base names.
-    known = {
-        name
-        for base in stock_class.__mro__
-        for name in inspect.signature(base.__init__).parameters
-    }
+    known = _names_of(stock_class)
     lacking = [name for name in native if name not in known]
     if lacking:
         warn(
