@@ -281,7 +281,7 @@ def _put_row(variable, row, values):
 
 
 def _read(variable):
-    """Returns the value of a variable as a NumPy array, that of all replicas together."""
+    """Returns the value of a variable, of all replicas together, as a NumPy array."""
     return variable.read_value().numpy()
 
 

@@ -117,8 +117,8 @@ class _Outputs:
             if runtime.makes_own_gradients(model.optimizer):
                 raise UnsupportedError(
                     "An optimizer must leave `get_gradients` to Keras for its gradients "
-                    "to be known before clipping. Received: {!r}. With `clipped=True` "
-                    "what its `get_gradients` returns is logged.".format(
+                    "to be known before clipping. Received: {!r}. With "
+                    "`clipped=True` what its `get_gradients` returns is logged.".format(
                         type(model.optimizer).__name__
                     )
                 )
