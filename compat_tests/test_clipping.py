@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from packaging.version import Version
 
-from legacy_gradlog import GradientLogger
+from legacy_gradlog import GradientLogger, TensorBoard
 
 from .oracle import updates_of
 
@@ -27,12 +27,16 @@ def test_clipping(fw, tmp_path, clipped, how):
         fw.optimizer(**{how: 2.5}), inputs=2, loss=lambda y_true, y_pred: y_pred
     )
     weights = fw.recorder(trained)
-    logger = GradientLogger(str(tmp_path), freq="batch", clipped=clipped)
-    fw.fit(trained.model, x, y, callbacks=[logger, weights])
+    callbacks = [
+        GradientLogger(str(tmp_path / "a"), clipped=clipped),
+        TensorBoard(str(tmp_path / "b"), write_grads=True, grads_clipped=clipped),
+    ]
+    fw.fit(trained.model, x, y, callbacks=callbacks + [weights])
 
-    record = logger.latest["d/kernel"]
     after = {"clipnorm": [-2.0, 1.5], "clipvalue": [-2.5, 2.5]}[how]
     expected = after if clipped else [-4.0, 3.0]
-    np.testing.assert_allclose([record.min, record.max], expected, rtol=1e-5)
+    for callback in callbacks:
+        record = callback.latest["d/kernel"]
+        np.testing.assert_allclose([record.min, record.max], expected, rtol=1e-5)
     applied = updates_of(weights, "d/kernel")[0].values
     np.testing.assert_allclose(sorted(applied), after, rtol=1e-5)

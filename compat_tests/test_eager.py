@@ -75,7 +75,7 @@ def comparable(events):
 
 
 @needs_execution_of_several_steps
-@pytest.mark.parametrize("freq", ["batch", 2, 5, "epoch"])
+@pytest.mark.parametrize("freq", ["batch", 2, 3, 5, "epoch"])
 @pytest.mark.parametrize("reduce", ["last", "pool"])
 def test_several_steps_an_execution(fw, tmp_path, freq, reduce):
     """The very steps and values of one step an execution, with a shorter last one."""

@@ -96,11 +96,12 @@ def test_generator_at_epoch_level(fw, tmp_path):
         epochs=2,
         callbacks=[callback, weights],
     )
-    _assert_last_of_epochs(fw, tmp_path, trained, weights, range(2))
+    _assert_last_of_epochs(
+        fw, tmp_path, trained, weights, range(2), gradient_run(fw)
+    )
 
 
-def _assert_last_of_epochs(fw, log_dir, trained, weights, epochs):
-    run = gradient_run(fw)
+def _assert_last_of_epochs(fw, log_dir, trained, weights, epochs, run):
     events = gradient_events(read_events(fw, log_dir))
     assert keys(events) == expected_keys(trained.paths, epochs, run)
     ends = weights.epochs[1:] + [len(weights.values) - 1]
@@ -128,7 +129,8 @@ def test_last_of_epoch(fw, tmp_path, period, validated):
         validation_data=small_data(rows=20, seed=1) if validated else None,
         callbacks=[TensorBoard(str(tmp_path), period, write_grads=True), weights],
     )
-    _assert_last_of_epochs(fw, tmp_path, trained, weights, range(0, 4, period or 1))
+    epochs = range(0, 4, period or 1)
+    _assert_last_of_epochs(fw, tmp_path, trained, weights, epochs, gradient_run(fw))
 
 
 def test_pool(fw, tmp_path):
@@ -167,7 +169,7 @@ def test_two_fits_with_one_callback(fw, tmp_path):
     events = read_events(fw, steps)
     assert keys(events) == expected_keys(trained.paths, range(0, 15, 2))
     assert_step_level(events, weights, trained.paths, range(0, 15, 2))
-    assert keys(read_events(fw, epochs)) == expected_keys(trained.paths, range(3))
+    _assert_last_of_epochs(fw, epochs, trained, weights, range(3), ".")
 
 
 def test_two_fits_with_a_new_callback_each(fw, tmp_path):
@@ -192,7 +194,7 @@ def test_two_loggers_on_one_model(fw, tmp_path):
     weights = fw.recorder(trained)
     loggers = [
         GradientLogger(str(tmp_path / "2"), freq=2),
-        GradientLogger(str(tmp_path / "3"), freq=3, layers=["d1"]),
+        GradientLogger(str(tmp_path / "3"), freq=3, layers=["d2"]),
     ]
     fw.fit(trained.model, x, y, epochs=2, callbacks=loggers + [weights])
 
@@ -200,8 +202,53 @@ def test_two_loggers_on_one_model(fw, tmp_path):
     assert keys(events) == expected_keys(trained.paths, range(0, 10, 2))
     assert_step_level(events, weights, trained.paths, range(0, 10, 2))
     events = read_events(fw, tmp_path / "3")
-    assert keys(events) == expected_keys(["d1/kernel", "d1/bias"], range(0, 10, 3))
-    assert_step_level(events, weights, ["d1/kernel", "d1/bias"], range(0, 10, 3))
+    assert keys(events) == expected_keys(["d2/kernel", "d2/bias"], range(0, 10, 3))
+    assert_step_level(events, weights, ["d2/kernel", "d2/bias"], range(0, 10, 3))
+
+
+def test_gradient_arguments_of_tensorboard(fw, tmp_path):
+    """They do what those of `GradientLogger` do."""
+    trained = fw.rich_model()
+    x, y, _ = rich_data()
+    weights = fw.recorder(trained)
+    callback = TensorBoard(
+        str(tmp_path),
+        write_grads=True,
+        grads_layers=["out1"],
+        grads_reduce="pool",
+        grads_scalars=["max_abs"],
+    )
+    fw.fit(trained.model, x, y, epochs=2, callbacks=[callback, weights])
+
+    events = gradient_events(read_events(fw, tmp_path))
+    paths, run = ["out1/kernel", "out1/bias"], gradient_run(fw)
+    assert keys(events) == expected_keys(paths, range(2), run, ("max_abs",))
+    for path in paths:
+        updates = updates_of(weights, path)
+        for epoch in range(2):
+            pool = Gradient.pooled(updates[epoch * UPDATES : (epoch + 1) * UPDATES])
+            tag = path + "_0_grad"
+            (histogram,) = [e.value for e in events if (e.tag, e.step) == (tag, epoch)]
+            assert_histogram(histogram, pool)
+            assert_scalars(events, epoch, path, pool, ("max_abs",))
+
+
+def test_without_histograms(fw, tmp_path):
+    trained = fw.small_model()
+    weights = fw.recorder(trained)
+    logger = GradientLogger(
+        str(tmp_path), freq="batch", scalars=["max_abs"], histograms=False
+    )
+    fw.fit(trained.model, *small_data(), callbacks=[logger, weights])
+    events = read_events(fw, tmp_path)
+    assert keys(events) == sorted(
+        (".", "grad_max_abs/" + path, step)
+        for path in trained.paths
+        for step in range(UPDATES)
+    )
+    for path in trained.paths:
+        for step, gradient in enumerate(updates_of(weights, path)):
+            assert_scalars(events, step, path, gradient, ("max_abs",))
 
 
 @pytest.mark.parametrize(

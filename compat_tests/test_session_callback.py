@@ -102,6 +102,8 @@ def test_without_validation_data(fw, tmp_path):
     check_weight_histograms(fw, tmp_path, trained, [0, 2])
     gradients = gradient_steps(read_events(fw, tmp_path))
     assert gradients == [0, 2]
+    # Not told again: a warning of ours is an error here.
+    fw.fit(trained.model, *small_data(), callbacks=[callback])
 
 
 def test_validation_by_a_generator(fw, tmp_path):

@@ -20,6 +20,9 @@ VALUES = {
     "empty": np.array([]),
     "nan": np.full(4, np.nan),
     "mixed": np.array([np.nan, np.inf, -np.inf, 1.0, -2.0, 0.0]),
+    # Zeros in the place of what is not finite would be the minimum and the maximum.
+    "positive beside nan": np.array([np.nan, 3.0, 4.0, -np.inf]),
+    "negative beside nan": np.array([np.nan, -3.0, -4.0, np.inf]),
     "matrix": np.arange(-6.0, 6.0).reshape(3, 4),
     "scalar": np.array(0.25),
 }

@@ -55,10 +55,17 @@ def test_a_number_of_the_users_own_stays(fw):
 
 
 def test_automatic_names_are_those_of_the_layers(fw):
+    """Keras numbers them, the second one at least: the number stays in the tag."""
     model = fw.rich_model().model
-    layer = fw.layers.Dense(2)
-    model = fw.keras.models.Model(model.inputs, layer(model.outputs[1]))
-    assert {layer.name + "/kernel_0", layer.name + "/bias_0"} < set(named(model))
+    first, second = fw.layers.Dense(2), fw.layers.Dense(2)
+    model = fw.keras.models.Model(model.inputs, second(first(model.outputs[1])))
+    assert second.name[-1].isdigit()
+    expected = [layer.name + "/kernel_0" for layer in (first, second)]
+    expected += [layer.name + "/bias_0" for layer in (first, second)]
+    assert set(named(model)) == TAGS_OF_THE_RICH_MODEL.union(expected) - {
+        "out1/kernel_0",
+        "out1/bias_0",
+    }
 
 
 def test_recurrent_layers_have_no_cell_in_their_tags(fw):
