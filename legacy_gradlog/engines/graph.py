@@ -116,8 +116,8 @@ class _Outputs:
         if not request.clipped:
             if runtime.makes_own_gradients(model.optimizer):
                 raise UnsupportedError(
-                    "An optimizer must leave `get_gradients` to Keras for its gradients "
-                    "to be known before clipping. Received: {!r}. With "
+                    "An optimizer must leave `get_gradients` to Keras for its "
+                    "gradients to be known before clipping. Received: {!r}. With "
                     "`clipped=True` what its `get_gradients` returns is logged.".format(
                         type(model.optimizer).__name__
                     )
