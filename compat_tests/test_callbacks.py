@@ -317,6 +317,29 @@ def test_a_failure_of_ours_ends_the_logging_only(fw, tmp_path, monkeypatch):
     assert len(weights.values) == 11
 
 
+def test_a_keras_that_is_not_understood_trains_on(fw, tmp_path, monkeypatch):
+    errors.strict = False
+
+    def attach(self):
+        raise AttributeError("no such train function")
+
+    for name in ("function.FunctionEngine", "graph.GraphEngine"):
+        monkeypatch.setattr("legacy_gradlog.engines.{}._attach".format(name), attach)
+    trained = fw.small_model()
+    weights = fw.recorder(trained)
+    callbacks = [TensorBoard(str(tmp_path), write_grads=True), weights]
+    with pytest.warns(GradlogWarning) as caught:
+        fw.fit(trained.model, *small_data(), epochs=2, callbacks=callbacks)
+    messages = [str(w.message) for w in caught if w.category is GradlogWarning]
+    assert messages == [
+        "Gradient logging is switched off for this run, and training goes on. Cause: "
+        "AttributeError: no such train function"
+    ]
+    assert len(weights.values) == 11
+    events = read_events(fw, tmp_path)
+    assert events and not gradient_events(events)
+
+
 class BrokenWriter:
     """A writer whose disk is full."""
 

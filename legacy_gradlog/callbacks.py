@@ -94,9 +94,7 @@ _NO_TRAINING = ("evaluate", "evaluate_generator", "predict", "predict_generator"
 
 
 class _GradientCallback(_Callback):
-    """A callback that owns a `Recorder`."""
-
-    _recorder = None
+    """A callback that owns a `Recorder`, as ``_recorder``."""
 
     def __init__(self):
         super().__init__()
@@ -104,15 +102,15 @@ class _GradientCallback(_Callback):
 
     def set_params(self, params):
         super().set_params(params)
-        if self._recorder is not None:
-            self._recorder.announce(_batches_per_epoch(self.params))
+        self._recorder.announce(_batches_per_epoch(self.params))
 
     def _start(self, model, make_writer):
         """Starts logging, unless it is `evaluate` or `predict` that calls."""
         frame = patching.calling_frame(_TRAINING + _NO_TRAINING)
         if frame is not None and frame.f_code.co_name in _NO_TRAINING:
             return
-        self._recorder.start(model, make_writer)
+        with errors.contain(self._recorder.switch_off):
+            self._recorder.start(model, make_writer)
         if frame is not None:
             self._finalizer = patching.when_frame_ends(frame, self._recorder.finish)
 

@@ -74,7 +74,6 @@ class Recorder:
         select = self._selector(model)
         if runtime.trained_weights(model) is not None:
             select()
-        self._writer = make_writer()
         self._epoch_steps.begin_fit()
         engine = _engine_class(detection.engine)(
             model,
@@ -84,9 +83,14 @@ class Recorder:
             fail=self.switch_off,
             first_update=self._next_update,
         )
-        engine.attach()
         engine.length.announce(self._steps_per_epoch)
         self._engine = engine
+        try:
+            engine.attach()
+            self._writer = make_writer()
+        except BaseException:
+            self.finish()
+            raise
 
     def announce(self, steps_per_epoch):
         """Takes the number of batches per epoch, None where it is not known."""

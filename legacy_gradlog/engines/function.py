@@ -52,7 +52,8 @@ class FunctionEngine(Engine):
         self._dispatcher.engines.append(self)
 
     def _detach(self):
-        self._dispatcher.leave(self)
+        if self._dispatcher is not None:
+            self._dispatcher.leave(self)
         self._gate = None
         self._pool = []
 

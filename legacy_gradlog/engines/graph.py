@@ -34,7 +34,8 @@ class GraphEngine(Engine):
         self._dispatcher.engines.append(self)
 
     def _detach(self):
-        self._dispatcher.leave(self)
+        if self._dispatcher is not None:
+            self._dispatcher.leave(self)
 
     def begin_epoch(self, logged):
         super().begin_epoch(logged)
