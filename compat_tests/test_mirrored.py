@@ -56,7 +56,16 @@ for event in oracle.read_events(fw, "logs"):
     assert printed == ["{} 1.0 -8.0 -8.0".format(step) for step in range(3)]
 
 
-@pytest.mark.parametrize("clipped", ["", "clipped"])
+CLIPPED = pytest.param(
+    "clipped",
+    marks=pytest.mark.skipif(
+        Version(tf.__version__) < Version("2.4"),
+        reason="before TF 2.4 an optimizer refuses to clip under a strategy",
+    ),
+)
+
+
+@pytest.mark.parametrize("clipped", ["", CLIPPED])
 def test_everything_in_one_model(fw, tmp_path, clipped):
     """Dropout, BatchNormalization, an embedding; clipped where the weights tell it."""
     script = """
