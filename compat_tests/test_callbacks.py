@@ -263,6 +263,7 @@ def test_evaluating_logs_nothing(fw, tmp_path):
     trained = fw.small_model()
     x, y = small_data()
     fw.fit(trained.model, x, y)
+    trained.model.evaluate(x, y, verbose=0)
     before = state_of(trained.model)
     parameters = inspect.signature(trained.model.evaluate).parameters
     logger = GradientLogger(str(tmp_path / "logs"), freq="batch")
