@@ -60,8 +60,7 @@ class FunctionEngine(Engine):
     def enter(self, gate):
         """Takes the gate that this fit's train function was traced with."""
         self._gate = gate
-        if self.next_update < runtime.update_count(self.model):
-            self.next_update = runtime.update_count(self.model)
+        self.next_update = max(self.next_update, runtime.update_count(self.model))
         self._foretold = self.next_update
         gate.reset(self.next_update)
 
