@@ -36,7 +36,7 @@ class Recorder:
         self._writer = None
         self._steps_per_epoch = None
         self._epoch_steps = EpochSteps()
-        self._next_update = 0
+        self._next_updates = {}
         self._told_missing = False
         self.latest = {}
 
@@ -73,7 +73,7 @@ class Recorder:
         settings = self._settings
         select = self._selector(model)
         if runtime.trained_weights(model) is not None:
-            select()
+            select([])
         self._epoch_steps.begin_fit()
         engine = _engine_class(detection.engine)(
             model,
@@ -81,7 +81,7 @@ class Recorder:
             select,
             deliver=lambda capture: self._write(capture, capture.update),
             fail=self.switch_off,
-            first_update=self._next_update,
+            first_updates=self._next_updates,
         )
         engine.length.announce(self._steps_per_epoch)
         self._engine = engine
@@ -109,9 +109,11 @@ class Recorder:
         if not self.running:
             return
         with errors.contain(self._engine.fail):
-            capture = self._engine.end_epoch()
-            if capture is not None:
-                self._write(capture, self._epoch_steps.step(epoch))
+            captures = self._engine.end_epoch()
+            if captures is not None:
+                step = self._epoch_steps.step(epoch)
+                for capture in captures:
+                    self._write(capture, step)
             elif self._settings.cadence.logs_epoch(epoch):
                 errors.warn(
                     "No gradient is logged for epoch {}: it ended on another batch "
@@ -125,7 +127,8 @@ class Recorder:
         engine, self._engine = self._engine, None
         writer, self._writer = self._writer, None
         if engine is not None:
-            self._next_update = engine.next_update
+            with errors.contain(self.switch_off):
+                self._next_updates.update(engine.next_updates())
             engine.detach()
         if writer is not None:
             with errors.contain(self.switch_off):
@@ -135,7 +138,7 @@ class Recorder:
     def _selector(self, model):
         settings = self._settings
 
-        def select():
+        def select(variables):
             trained = {id(variable) for variable in runtime.trained_weights(model)}
             weights = tags.name_weights(model)
             weights = [w for w in weights if id(w.variable) in trained]
@@ -144,7 +147,7 @@ class Recorder:
         return select
 
     def _write(self, capture, step):
-        self._tell_missing(capture.missing)
+        self._tell_missing()
         records = [
             (weight, sketch.decode(step, counts, moments))
             for weight, counts, moments in zip(
@@ -152,13 +155,22 @@ class Recorder:
             )
         ]
         settings = self._settings
-        summary = writers.summarize(records, settings.scalars, settings.histograms)
+        several = len(self._engine.optimizers()) > 1
+        summary = writers.summarize(
+            records,
+            settings.scalars,
+            settings.histograms,
+            capture.optimizer if several else None,
+        )
         self._writer.write(summary, step)
         self.latest.update((weight.path, record) for weight, record in records)
 
-    def _tell_missing(self, weights):
-        if weights and not self._told_missing:
-            self._told_missing = True
+    def _tell_missing(self):
+        if self._told_missing:
+            return
+        self._told_missing = True
+        weights = self._engine.missing()
+        if weights:
             errors.warn(
                 "No gradient reaches these trainable weights, so none is logged for "
                 "them: {}.".format(", ".join(weight.path for weight in weights))

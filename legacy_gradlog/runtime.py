@@ -367,13 +367,49 @@ def unsupported_strategy(model):
     return strategy
 
 
-def leaves_reduction_to_the_update(model):
+def schedules_steps(model):
+    """Whether `fit` only schedules the steps, which workers make at their own pace."""
+    return getattr(model, "_cluster_coordinator", None) is not None
+
+
+def replica_number():
+    """Returns which replica runs, or is traced, now; 0 where all run together."""
+    context = tensorflow().distribute.get_replica_context()
+    if context is None:
+        return 0
+    number = context.replica_id_in_sync_group
+    if not isinstance(number, int):
+        util = importlib.import_module("tensorflow.python.framework.tensor_util")
+        number = util.constant_value(number)
+    return int(number or 0)
+
+
+def leaves_reduction_to_the_update(optimizer, replicas):
     """Whether the replicas' gradients are still apart where they are captured.
 
     Keras 3 sums them after clipping, within the update.
     """
-    generation = optimizer_generation(model.optimizer)
-    return replicas_of(model) > 1 and generation == "keras3"
+    generation = optimizer_generation(optimizer)
+    return replicas > 1 and generation in ("keras3", "scaled keras3")
+
+
+def optimizers_of(model):
+    """Returns the optimizers that a model may train with, by the model's names.
+
+    Those of a model with several, such as a GAN, are attributes of it.
+    """
+    found = {"optimizer": model.optimizer}
+    for name, value in vars(model).items():
+        several = isinstance(value, (list, tuple))
+        for number, item in enumerate(value if several else [value]):
+            if _is_optimizer(item) and not any(item is known for known in found.values()):
+                name = name.lstrip("_")
+                found["{}_{}".format(name, number) if several else name] = item
+    return found
+
+
+def _is_optimizer(value):
+    return hasattr(value, "apply_gradients") and hasattr(value, "get_config")
 
 
 def closure_cell(model):
@@ -436,9 +472,10 @@ def backend_of(model):
     return keras.backend
 
 
-def update_count(model):
-    """Returns the number of updates that the optimizer of ``model`` has made."""
-    iterations = getattr(model.optimizer, "iterations", None)
+def update_count(model, optimizer):
+    """Returns the number of updates that an optimizer of ``model`` has made."""
+    # Before Keras 3.9 one for loss scaling has a counter of its own that stands still.
+    iterations = getattr(inner_optimizer(optimizer), "iterations", None)
     if iterations is None:
         return 0
     if hasattr(iterations, "numpy") and _executes_eagerly(tensorflow()):
@@ -464,11 +501,13 @@ def optimizer_generation(optimizer, symbolic=False):
 
     One of "v2 of 2.0", "v2 of 2.2" and "v2" (`OptimizerV2` of TF 2.0 and 2.1, 2.2 and
     2.3, and since 2.4, later called legacy), "experimental" (the default of Keras 2.11
-    to 2.15), "keras3"; "symbolic" where a step is made from symbolic updates; None for
-    anything else.
+    to 2.15), "keras3"; with "scaled " before it where it is wrapped for loss scaling
+    (what differs there is TF 2.5); "symbolic" where a step is made from symbolic
+    updates; None for anything else.
     """
-    if hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "loss_scale"):
-        return None
+    inner = inner_optimizer(optimizer)
+    if inner is not optimizer:
+        return None if symbolic else _scaled_generation(inner)
     if symbolic:
         return "symbolic"
     if hasattr(optimizer, "_backend_update_step"):
@@ -484,9 +523,53 @@ def optimizer_generation(optimizer, symbolic=False):
     return None
 
 
+def _scaled_generation(inner):
+    generation = optimizer_generation(inner)
+    if generation in ("experimental", "keras3"):
+        # Keras 3 forms the mean of accumulated gradients where it is too late.
+        accumulates = getattr(inner, "gradient_accumulation_steps", None)
+        return None if accumulates else "scaled " + generation
+    if generation is not None:
+        # Since 2.5 the gradients are reduced before an overflow is looked for.
+        old = Version(tensorflow().__version__) < Version("2.5")
+        return "scaled v2" if old else "scaled v2 of 2.5"
+    return None
+
+
+def inner_optimizer(optimizer):
+    """Returns the optimizer that one for loss scaling wraps, others as they are."""
+    if hasattr(optimizer, "inner_optimizer"):
+        return optimizer.inner_optimizer
+    if hasattr(optimizer, "loss_scale"):
+        # TF 2.0 to 2.3.
+        return optimizer._optimizer
+    return optimizer
+
+
 def clips(optimizer):
-    """Whether an optimizer clips the gradients of its symbolic updates."""
-    return any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue"))
+    """Whether an optimizer clips its gradients."""
+    names = ("clipnorm", "clipvalue", "global_clipnorm")
+    return any(getattr(optimizer, name, None) for name in names)
+
+
+def clipped(optimizer, pairs):
+    """Returns ``(gradient, variable)`` after the clipping of an optimizer."""
+    if hasattr(optimizer, "_transform_gradients"):
+        return list(optimizer._transform_gradients(pairs))
+    gradients, variables = zip(*pairs)
+    return list(zip(optimizer._clip_gradients(list(gradients)), variables))
+
+
+def divided(gradient, number):
+    """Returns a gradient, dense, sparse or None, divided by a number."""
+    tf = tensorflow()
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            divided(gradient.values, number), gradient.indices, gradient.dense_shape
+        )
+    return gradient / tf.cast(number, gradient.dtype)
 
 
 def makes_own_gradients(optimizer):

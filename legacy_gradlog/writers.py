@@ -58,13 +58,15 @@ def parse_scalars(value, argument):
     return value
 
 
-def summarize(records, scalars, histograms):
+def summarize(records, scalars, histograms, optimizer=None):
     """Returns one `Summary` of all weights of one step.
 
     Args:
         records: List of ``(tags.Weight, sketch.Record)``.
         scalars: The scalars to write, out of `SCALARS`.
         histograms: Whether histograms are written.
+        optimizer: What the model calls the optimizer of these weights, where it has
+            several: each has a norm over all of its own.
     """
     summary = runtime.summary_class()()
     for weight, record in records:
@@ -78,7 +80,8 @@ def summarize(records, scalars, histograms):
             summary.value.add(tag=tag, simple_value=record.nonfinite)
     if "norm" in scalars:
         total = sum(record.sum_squares for _, record in records)
-        summary.value.add(tag="grad_global_norm", simple_value=np.sqrt(total))
+        tag = "grad_global_norm" + ("/" + optimizer if optimizer else "")
+        summary.value.add(tag=tag, simple_value=np.sqrt(total))
     return summary
 
 

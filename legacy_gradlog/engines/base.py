@@ -8,7 +8,7 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from .. import sketch
+from .. import runtime, sketch
 from ..schedule import Cadence, EpochLength
 
 __all__ = ["Capture", "Engine", "Request"]
@@ -37,14 +37,14 @@ class Capture(NamedTuple):
         weights: The captured weights, in the order of the rows.
         counts: int64, shape ``(len(weights), sketch.SIZE)``.
         moments: float64, shape ``(len(weights), 5)``.
-        missing: The selected weights that got no gradient.
+        optimizer: What the model calls the optimizer that makes the update.
     """
 
     update: int
     weights: List[Any]
     counts: np.ndarray
     moments: np.ndarray
-    missing: List[Any]
+    optimizer: str = "optimizer"
 
 
 class Engine:
@@ -59,21 +59,22 @@ class Engine:
     Args:
         model: The compiled model whose `fit` is running.
         request: What is wanted.
-        select: Returns the weights that the request means, as `tags.Weight`, once the
-            model's variables exist.
+        select: Called with the variables of an update, once the model's variables
+            exist; returns the weights that the request means, as `tags.Weight`.
         deliver: At step level, called with the `Capture` of each due update.
         fail: Called with an exception of ours inside a step.
-        first_update: No update gets a lower number, whatever the optimizer counts.
+        first_updates: By what the model calls an optimizer: no update of it gets a
+            lower number, whatever it counts itself.
     """
 
-    def __init__(self, model, request, select, deliver, fail, first_update=0):
+    def __init__(self, model, request, select, deliver, fail, first_updates=()):
         self.model = model
         self.request = request
         self.select = select
         self.deliver = deliver
         self._fail = fail
         self.active = True
-        self.next_update = first_update
+        self._first_updates = dict(first_updates)
         self.length = EpochLength()
         self.epoch_logged = False
         self._attached = False
@@ -101,12 +102,29 @@ class Engine:
         self.epoch_logged = logged
 
     def end_epoch(self):
-        """Ends an epoch and returns its epoch-level `Capture`, None if there is none.
+        """Ends an epoch, returns its epoch-level captures, one for each optimizer.
 
-        None for an epoch that ended on another batch than was foretold, too: what was
+        None for an epoch that ended on another batch than was foretold: what was
         captured then is not the epoch's last update.
         """
         raise NotImplementedError
+
+    def optimizers(self):
+        """Returns what the model calls the optimizers that have updated weights."""
+        raise NotImplementedError
+
+    def next_updates(self):
+        """Returns the number of the next update, by what the model calls optimizers."""
+        raise NotImplementedError
+
+    def missing(self):
+        """Returns the selected weights that no gradient has reached."""
+        raise NotImplementedError
+
+    def first_update(self, name, optimizer):
+        """Returns the number that the first update of this fit gets."""
+        counted = runtime.update_count(self.model, optimizer)
+        return max(self._first_updates.get(name, 0), counted)
 
     def _attach(self):
         raise NotImplementedError
@@ -122,3 +140,41 @@ class Engine:
         for capture in captures[1:]:
             merged = sketch.merge(merged, (capture.counts, capture.moments))
         return last._replace(counts=merged[0], moments=merged[1])
+
+    @classmethod
+    def combined(cls, captures, pool):
+        """Returns one `Capture` for each optimizer out of several of an epoch.
+
+        Args:
+            captures: In the order of their updates, of any of the optimizers' weights.
+            pool: A weight has all of its updates together, instead of the last.
+        """
+        places = {}
+        for capture in captures:
+            names = tuple(weight.path for weight in capture.weights)
+            places.setdefault((capture.optimizer, names), []).append(capture)
+        rows = {}
+        for (optimizer, names), found in places.items():
+            whole = cls.pooled(found) if pool else found[-1]
+            for row, name in enumerate(names):
+                part = whole._replace(
+                    weights=[whole.weights[row]],
+                    counts=whole.counts[row : row + 1],
+                    moments=whole.moments[row : row + 1],
+                )
+                known = rows.setdefault(optimizer, {}).get(name)
+                if known is not None and pool:
+                    part = cls.pooled([known, part])
+                elif known is not None and known.update > part.update:
+                    part = known
+                rows[optimizer][name] = part
+        return [_joined(list(parts.values())) for parts in rows.values()]
+
+
+def _joined(parts):
+    return parts[0]._replace(
+        update=max(part.update for part in parts),
+        weights=[part.weights[0] for part in parts],
+        counts=np.concatenate([part.counts for part in parts]),
+        moments=np.concatenate([part.moments for part in parts]),
+    )

@@ -8,6 +8,7 @@ dispatcher runs. A trace is kept for the next `fit`, as long as the model keeps 
 train function that it stands in for: `compile` drops that.
 """
 
+import contextlib
 import functools
 import weakref
 
@@ -15,8 +16,8 @@ from .. import errors, runtime
 from ..errors import UnsupportedError
 from ..patching import Patch
 from .base import Engine
-from .gate import Gate
-from .hook import OptimizerHook, unconverted
+from .gate import Gate, RawStore, Selection, SketchStore
+from .hook import Calls, OptimizerHook, unconverted
 
 __all__ = ["FunctionEngine"]
 
@@ -24,109 +25,139 @@ _CACHE = "_legacy_gradlog_instrument"
 
 
 class FunctionEngine(Engine):
-    """Reads the gate's variables after the calls that opened it."""
+    """Reads the gates' variables after the calls that opened them."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._dispatcher = None
-        self._gate = None
+        self._gates = []
         self._pool = []
-        self._foretold = None
+        self._scheduled = runtime.schedules_steps(self.model)
 
     def _attach(self):
-        strategy = runtime.unsupported_strategy(self.model)
-        if strategy is not None:
-            raise UnsupportedError(
-                "The model must train in one process for its gradients to be logged. "
-                "Received: {!r}. Train with `MirroredStrategy`, or without a "
-                "strategy.".format(type(strategy).__name__)
-            )
-        symbolic = runtime.training_loop(self.model) == runtime.SYMBOLIC
-        if runtime.optimizer_generation(self.model.optimizer, symbolic) is None:
-            raise UnsupportedError(
-                "Gradients can be logged for Keras optimizers whose step is known. "
-                "Received: {!r}. Train without loss scaling, or with an optimizer of "
-                "the model's own Keras.".format(type(self.model.optimizer).__name__)
-            )
+        refuse(self.model)
         self._dispatcher = Dispatcher.of(self.model)
         self._dispatcher.engines.append(self)
 
     def _detach(self):
         if self._dispatcher is not None:
             self._dispatcher.leave(self)
-        self._gate = None
         self._pool = []
 
-    def enter(self, gate):
-        """Takes the gate that this fit's train function was traced with."""
-        self._gate = gate
-        self.next_update = max(self.next_update, runtime.update_count(self.model))
-        self._foretold = self.next_update
-        gate.reset(self.next_update)
+    def make_gates(self, optimizers, steps):
+        """Returns the gates of a step to be traced, one for each optimizer."""
+        replicas = runtime.replicas_of(self.model)
+        xla = runtime.is_compiled_by_xla(self.model)
+        pool = self.request.cadence.pool
+        selection = Selection(self.select)
+        gates = []
+        for name, optimizer in optimizers.items():
+            parts = runtime.leaves_reduction_to_the_update(optimizer, replicas)
+            raw = parts or xla
+            if raw:
+                make_store = functools.partial(RawStore, parts=parts)
+            else:
+                make_store = functools.partial(SketchStore, pool=pool)
+            outside = pool and raw
+            gates.append(Gate(name, self.request, selection, make_store, steps, outside))
+        return gates
+
+    def enter(self, gates, optimizers):
+        """Takes the gates that this fit's train function was traced with."""
+        self._gates = gates
+        for gate in gates:
+            gate.reset(self.first_update(gate.name, optimizers[gate.name]))
 
     def before_call(self, steps):
-        """Opens the gate for a call of up to ``steps`` updates if one is wanted."""
+        """Opens the gates for a call of up to ``steps`` updates if one is wanted."""
         cadence = self.request.cadence
         if cadence.every is None:
-            wanted = self.epoch_logged and (
-                cadence.pool or self.length.ends_with(steps)
-            )
-            self._gate.open(wanted)
+            # A scheduled call runs later, on any worker: all of them may be the last.
+            whole = cadence.pool or self._scheduled
+            wanted = self.epoch_logged and (whole or self.length.ends_with(steps))
+            for gate in self._gates:
+                gate.open(wanted)
 
     def after_call(self, steps, updates):
         """Delivers what a call of ``steps`` batches captured.
 
-        ``updates`` is the largest number of updates that the call can have made. What
-        was foretold is never less than what was counted in the graph, so that the
-        variables are read on the calls that may hold a due update and on no other.
+        ``updates`` is, for each optimizer, the largest number of updates that the call
+        can have made.
         """
         self.length.advance(steps)
-        gate = self._gate
-        if not gate.made:
+        if not any(gate.made for gate in self._gates):
             self.fail(
                 UnsupportedError(
-                    "Gradients are taken where the model's optimizer applies them. The "
-                    "training step did not call it. Let `train_step` call "
-                    "`self.optimizer.apply_gradients`."
+                    "Gradients are taken where an optimizer applies them that is an "
+                    "attribute of the model. The training step called none. Let "
+                    "`train_step` call `self.optimizer.apply_gradients`."
                 )
             )
             return
-        if gate.pooled_outside and self.epoch_logged:
-            _, filled = gate.progress()
-            self._pool.extend(gate.read(filled))
         cadence = self.request.cadence
-        if cadence.every is None:
-            return
-        first = self.next_update
-        self._foretold += updates
-        if cadence.has_due(first, self._foretold):
-            self.next_update, filled = gate.progress()
-            self._foretold = self.next_update
-            if filled > gate.rows:
-                self.fail(
-                    UnsupportedError(
-                        "At step level the optimizer must be called once in a training "
-                        "step. It was called {} times. Log the gradients at epoch "
-                        "level.".format(filled)
-                    )
-                )
-                return
-            for capture in gate.read(filled):
-                self.deliver(capture)
+        captures = []
+        for gate, made in zip(self._gates, updates):
+            if cadence.every is None:
+                if gate.pooled_outside and self.epoch_logged:
+                    self._pool.extend(gate.take())
+            elif gate.advance(made):
+                captures.extend(gate.take())
+        for capture in sorted(captures, key=lambda capture: capture.update):
+            self.deliver(capture)
 
     def end_epoch(self):
-        gate, pool = self._gate, self.request.cadence.pool
         captures, self._pool = self._pool, []
-        as_foretold = self.length.finish(self._dispatcher.steps)
-        if gate is None or not gate.made or not self.epoch_logged:
+        as_foretold = self.length.finish(self._dispatcher.steps) or self._scheduled
+        pool = self.request.cadence.pool
+        if not self.epoch_logged or not (pool or as_foretold):
             return None
-        self.next_update, _ = gate.progress()
-        if not (pool or as_foretold):
-            return None
-        if not gate.pooled_outside:
-            captures = [c for c in gate.read(1) if c.update >= 0]
+        for gate in self._gates:
+            if gate.pooled_outside:
+                continue
+            captures.extend(gate.captures())
             gate.empty()
-        return self.pooled(captures) if captures else None
+        captures.sort(key=lambda capture: capture.update)
+        return self.combined(captures, pool) or None
+
+    def optimizers(self):
+        return [gate.name for gate in self._gates if gate.made]
+
+    def next_updates(self):
+        return {gate.name: gate.look() for gate in self._gates}
+
+    def missing(self):
+        return self._gates[0].missing() if self._gates else []
+
+
+def refuse(model):
+    """Raises an error for a model whose step is not known.
+
+    Raises:
+        UnsupportedError: The strategy or the optimizer is none that can be logged.
+    """
+    strategy = runtime.unsupported_strategy(model)
+    if strategy is not None:
+        raise UnsupportedError(
+            "The model must train in one process for its gradients to be logged. "
+            "Received: {!r}. Train with `MirroredStrategy`, or without a "
+            "strategy.".format(type(strategy).__name__)
+        )
+    symbolic = runtime.training_loop(model) == runtime.SYMBOLIC
+    generation = runtime.optimizer_generation(model.optimizer, symbolic)
+    if generation is None:
+        raise UnsupportedError(
+            "Gradients can be logged for Keras optimizers whose step is known. "
+            "Received: {!r}. Train with an optimizer of the model's own Keras, and "
+            "accumulate no gradients with loss scaling.".format(
+                type(model.optimizer).__name__
+            )
+        )
+    if generation == "scaled v2" and runtime.replicas_of(model) > 1:
+        raise UnsupportedError(
+            "Under a strategy with several replicas gradients can be logged with loss "
+            "scaling since TensorFlow 2.5. Received: {!r}. Train with float32, or "
+            "upgrade TensorFlow.".format(type(model.optimizer).__name__)
+        )
 
 
 class Instrument:
@@ -138,18 +169,34 @@ class Instrument:
     Attributes:
         key: What the gates were made for.
         plain: Weak reference to the train function that it stands in for.
+        optimizers: The optimizers of the model, by its names of them.
+        gates: For each engine, in their order, a gate for each optimizer.
+        calls: The calls of each optimizer.
         function: The train function, as Keras made it.
         tf_function: The `tf.function` within it, where Keras names that.
-        gates: One for every engine, in their order.
-        updates: By id of a traced graph, how many updates a step makes at most.
     """
 
-    def __init__(self, key, plain, functions, gates):
+    def __init__(self, key, plain, optimizers, gates, functions):
         self.key = key
         self.plain = weakref.ref(plain)
-        self.function, self.tf_function = functions
+        self.optimizers = optimizers
         self.gates = gates
-        self.updates = {}
+        self.calls = [Calls() for _ in optimizers]
+        self.function, self.tf_function = functions
+
+    def fits(self, key, plain, optimizers):
+        """Whether it was traced for what is asked for now."""
+        return (
+            self.key == key
+            and self.plain() is plain
+            and list(self.optimizers) == list(optimizers)
+            and all(self.optimizers[name] is optimizers[name] for name in optimizers)
+        )
+
+    @property
+    def made(self):
+        """Whether a step was traced with every engine's gates."""
+        return all(any(gate.made for gate in gates) for gates in self.gates)
 
     @staticmethod
     def kept(model):
@@ -178,7 +225,7 @@ class Dispatcher:
         self._model = model
         self._patches = []
         self._instrument = None
-        self._eager_updates = 0
+        self._hooks = []
         self._refusal = None
         self.engines = []
         self.steps = 1
@@ -228,15 +275,18 @@ class Dispatcher:
             return (function or self._plain)(*args)
         if self._instrument is None:
             self._instrument = self._prepare()
-            for engine, gate in zip(self.engines, self._instrument.gates):
-                engine.enter(gate)
+            for engine, gates in zip(self.engines, self._instrument.gates):
+                engine.enter(gates, self._instrument.optimizers)
         active = [engine for engine in self.engines if engine.active]
         for engine in active:
             with errors.contain(engine.fail):
                 engine.before_call(self.steps)
-        self._eager_updates = 0
+        for calls in self._instrument.calls:
+            calls.begin()
         try:
-            with self._hook:
+            with contextlib.ExitStack() as stack:
+                for hook in self._hooks:
+                    stack.enter_context(hook)
                 result = (function or self._instrument.function)(*args)
         except runtime.end_of_data_errors():
             # A call that ran out of data may have made some of its updates.
@@ -253,11 +303,7 @@ class Dispatcher:
         return result
 
     def _after_call(self, steps):
-        updates = self._eager_updates
-        if not updates:
-            traced = max(self._instrument.updates.values(), default=1)
-            # Every replica traces its own.
-            updates = self.steps * -(-traced // runtime.replicas_of(self._model))
+        updates = [calls.made(self.steps) for calls in self._instrument.calls]
         for engine in self.engines:
             if engine.active:
                 with errors.contain(engine.fail):
@@ -275,32 +321,24 @@ class Dispatcher:
         self.engines = []
         for patch in reversed(self._patches):
             patch.undo()
-        if self._instrument is not None and all(g.made for g in self._instrument.gates):
+        if self._instrument is not None and self._instrument.made:
             self._instrument.keep(self._model)
 
     def _prepare(self):
         """Returns the instrument for the engines that are in, traced before or new."""
         model = self._model
         self.steps = runtime.steps_per_execution(model)
-        key = (
-            id(model.optimizer),
-            self.steps,
-            tuple(engine.request for engine in self.engines),
-        )
+        key = self.steps, tuple(engine.request for engine in self.engines)
+        optimizers = runtime.optimizers_of(model)
         instrument = Instrument.kept(model)
-        if (
-            instrument is None
-            or instrument.key != key
-            or instrument.plain() is not self._plain
-        ):
-            parts = runtime.leaves_reduction_to_the_update(model)
-            raw = parts or runtime.is_compiled_by_xla(model)
-            gates = [
-                Gate(engine.request, engine.select, self.steps, raw, parts)
-                for engine in self.engines
-            ]
-            functions = self._make_functions()
-            instrument = Instrument(key, self._plain, functions, gates)
+        if instrument is None or not instrument.fits(key, self._plain, optimizers):
+            instrument = Instrument(
+                key,
+                self._plain,
+                optimizers,
+                [engine.make_gates(optimizers, self.steps) for engine in self.engines],
+                self._make_functions(),
+            )
         if "train_tf_function" in vars(model):
             # Where the stock callback looks for the graph since TF 2.5.
             patch = Patch(
@@ -308,7 +346,13 @@ class Dispatcher:
             )
             patch.apply()
             self._patches.append(patch)
-        self._hook = OptimizerHook(model.optimizer, self._on_update, self.symbolic)
+        self._hooks = [
+            OptimizerHook(
+                optimizer, functools.partial(self._on_update, number), self.symbolic
+            )
+            for number, optimizer in enumerate(optimizers.values())
+            if runtime.optimizer_generation(optimizer, self.symbolic) is not None
+        ]
         return instrument
 
     def _make_functions(self):
@@ -325,20 +369,21 @@ class Dispatcher:
             if core is not None:
                 object.__setattr__(model, "train_tf_function", core)
 
-    def _on_update(self, before, after):
-        """Called inside the step with the gradients before and after clipping."""
-        tf = runtime.tensorflow()
-        if tf.executing_eagerly():
-            self._eager_updates += 1
-        else:
-            graph = _traced_function(tf.compat.v1.get_default_graph())
-            updates = self._instrument.updates
-            updates[id(graph)] = updates.get(id(graph), 0) + 1
-        for engine, gate in zip(self.engines, self._instrument.gates):
+    def _on_update(self, number, before, after):
+        """Called inside the step with the gradients of one optimizer's update.
+
+        Args:
+            number: Which optimizer it is.
+            before: List of ``(gradient, variable)`` before clipping.
+            after: The same after clipping.
+        """
+        call, again = self._instrument.calls[number].next()
+        for engine, gates in zip(self.engines, self._instrument.gates):
             if engine.active:
+                pairs = after if engine.request.clipped else before
                 try:
                     with errors.contain(engine.fail):
-                        gate.pass_through(after if engine.request.clipped else before)
+                        gates[number].pass_through(call, again, pairs)
                 except errors.GradlogError as refusal:
                     # Tracing wraps what passes through it; raised anew behind it.
                     self._refusal = refusal
@@ -429,10 +474,3 @@ class SymbolicDispatcher(Dispatcher):
             return made[0](inputs)
 
         return function, None
-
-
-def _traced_function(graph):
-    """Returns the function's graph that a branch or loop body belongs to."""
-    while graph.name.startswith(("cond", "while")) and hasattr(graph, "outer_graph"):
-        graph = graph.outer_graph
-    return graph

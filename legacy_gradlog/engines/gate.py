@@ -1,79 +1,112 @@
 """What one request adds to a compiled step: a gate, and variables behind it.
 
 The host opens the gate and reads the variables; the step decides for itself whether an
-update is due. Knows neither Keras nor optimizers.
+update is due. Knows neither Keras nor how an optimizer comes by its gradients.
 """
 
+import numpy as np
+
 from .. import runtime, sketch
+from ..errors import UnsupportedError
 from .base import Capture
 from .sketch_ops import sketch_rows
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "RawStore", "Selection", "SketchStore"]
+
+
+class Selection:
+    """The weights that one request means, and the gate that each passes.
+
+    Args:
+        select: Called with the variables of an update, returns the selected weights.
+    """
+
+    def __init__(self, select):
+        self._select = select
+        self._weights = []
+        self._found = {}
+        self._gates = {}
+
+    def find(self, variables, gate):
+        """Returns the weight of each variable, None for one that is not meant.
+
+        Raises:
+            UnsupportedError: Another optimizer updates one of them, too.
+        """
+        if any(id(variable) not in self._found for variable in variables):
+            weights = self._select(variables)
+            self._weights = [w for w in weights if runtime.is_floating(w.variable)]
+            for weight in self._weights:
+                for known in (weight.variable, runtime.raw_variable(weight.variable)):
+                    self._found[id(known)] = known, weight
+            for other in variables:
+                # Kept, so that nothing else gets its id.
+                self._found.setdefault(id(other), (other, None))
+        found = [self._found[id(variable)][1] for variable in variables]
+        for weight in found:
+            if weight is not None and self._gates.setdefault(weight.path, gate) != gate:
+                raise UnsupportedError(
+                    "A weight must be updated by one optimizer. Received: {}, updated "
+                    "by `{}` and `{}`. Leave it out with `layers`.".format(
+                        weight.path, self._gates[weight.path].name, gate.name
+                    )
+                )
+        return found
+
+    def missing(self):
+        """Returns the weights that no gradient has reached."""
+        return [weight for weight in self._weights if weight.path not in self._gates]
 
 
 class Gate:
-    """The part of one request that lives in the step: a gate and what it lets through.
+    """The part of one request that lives in the updates of one optimizer.
 
-    Several due updates of one call (``steps_per_execution``) go into the rows of a
-    ring.
+    Every call of the optimizer within a step has a site of its own, with the weights
+    that it updates. Several due updates of one site in one call of the train function
+    (``steps_per_execution``) go into the rows of a ring.
 
     Args:
+        name: What the model calls the optimizer.
         request: What is wanted.
-        select: Returns the selected weights once the model has variables.
+        selection: The `Selection` of the request, shared by its gates.
+        make_store: Called with the weights of a site, their gradients and the number
+            of ring rows, returns its store.
         steps: Batches in one call of the train function.
-        raw: The gradients themselves are kept, and sketched when they are read.
-        parts: Each replica has a part of the gradient only, and their sum is meant.
+        pooled_outside: The host pools, so that every update has a row.
+
+    Attributes:
+        next_update: Number of the next update, as far as the host has looked.
+        made: Whether an update has passed, at least while it was traced.
+        pooled_outside: As given.
     """
 
-    def __init__(self, request, select, steps, raw, parts):
-        cadence = request.cadence
-        self._every = cadence.every
-        self._select = select
-        self._start = 0
-        self._wanted = False
-        #: Pooled outside the step, one ring row an update.
-        self.pooled_outside = cadence.pool and raw
-        self._pooled_inside = cadence.pool and not raw
-        self.rows = 1
-        if self.pooled_outside:
-            self.rows = steps
-        elif self._every is not None:
-            self.rows = -(-steps // self._every)
-        self._store = RawStore(parts) if raw else SketchStore(self._pooled_inside)
+    def __init__(self, name, request, selection, make_store, steps, pooled_outside):
+        self.name = name
         self.made = False
-
-    def _make(self):
-        """Creates the variables, outside the step being traced."""
-        tf = runtime.tensorflow()
-        self.weights = [w for w in self._select() if runtime.is_floating(w.variable)]
-        self._positions = {}
-        for position, weight in enumerate(self.weights):
-            self._positions[id(weight.variable)] = position
-            self._positions[id(runtime.raw_variable(weight.variable))] = position
-        with tf.init_scope():
-            self._state = _variable(tf.constant([self._start, 0], tf.int64))
-            self._is_open = _variable(tf.constant(self._wanted))
-            self._stamps = _variable(self._no_stamps())
-            self._store.make(self.rows, self.weights)
-        self.made = True
-
-    def _no_stamps(self):
-        tf = runtime.tensorflow()
-        return tf.fill([self.rows, len(self.weights)], tf.constant(-1, tf.int64))
+        self.next_update = 0
+        self._every = request.cadence.every
+        self._cadence = request.cadence
+        self._selection = selection
+        self._make_store = make_store
+        self._steps = steps
+        self.pooled_outside = pooled_outside
+        self._foretold = 0
+        self._wanted = False
+        self._sites = {}
 
     # Called by the host, between steps.
 
     def reset(self, update):
         """Starts a fit whose first update has the number ``update``."""
-        self._start = update
+        self.next_update = self._foretold = update
         if self.made:
-            self._state.assign([update, 0])
+            self._count.assign(update)
             self.empty()
 
     def empty(self):
         """Forgets what was captured."""
-        self._stamps.assign(self._no_stamps())
-        self._store.empty()
+        for site in self._sites.values():
+            site.store.empty()
 
     def open(self, wanted):
         """Opens or shuts the gate of an epoch-level request."""
@@ -82,115 +115,183 @@ class Gate:
             if self.made:
                 self._is_open.assign(wanted)
 
-    def progress(self):
-        """Returns the number of the next update and of ring rows filled since."""
-        update, filled = _read(self._state).tolist()
-        if filled:
-            self._state.assign([update, 0])
-        return update, filled
+    def advance(self, updates):
+        """Counts up to ``updates`` more; returns whether one of them may be due.
 
-    def read(self, rows):
-        """Returns the `Capture` of each of the first ``rows`` ring rows."""
-        stamps = _read(self._stamps)
-        return [self._capture(stamps[row], row) for row in range(rows)]
+        What is foretold is never less than what is counted in the graph, so that the
+        variables are read after the calls that may hold a due update and no other.
+        """
+        self._foretold += updates
+        return self.made and self._cadence.has_due(self.next_update, self._foretold)
 
-    def _capture(self, stamps, row):
-        counts, moments = self._store.read(row)
-        update = int(stamps.max()) if len(stamps) else -1
-        present = stamps == update
-        if self._pooled_inside or update < 0:
-            present = stamps >= 0
-        return Capture(
-            update=update,
-            weights=[w for w, has in zip(self.weights, present) if has],
-            counts=counts[present],
-            moments=moments[present],
-            missing=[w for w, has in zip(self.weights, present) if not has],
-        )
+    def take(self):
+        """Returns the `Capture` of each due update since the last time, in order."""
+        if not self.made:
+            return []
+        first, foretold = self.next_update, self._foretold
+        self.next_update = self._foretold = int(_read(self._count))
+        if self._every is not None and self.next_update > foretold:
+            raise UnsupportedError(
+                "At step level each call of the optimizer must run once in a training "
+                "step. It ran {} times where {} were traced. Call it outside of loops "
+                "in the step, or log the gradients at epoch level.".format(
+                    self.next_update - first, foretold - first
+                )
+            )
+        return self.captures(first)
+
+    def look(self):
+        """Returns the number of the next update, as the step has counted it."""
+        return int(_read(self._count)) if self.made else self.next_update
+
+    def missing(self):
+        """Returns the selected weights that no gradient has reached."""
+        return self._selection.missing()
+
+    def captures(self, first=0):
+        """Returns every `Capture` there is of the update ``first`` or a later one."""
+        found = []
+        for site in self._sites.values():
+            for update, counts, moments in site.store.read(first):
+                found.append(Capture(update, site.weights, counts, moments, self.name))
+        return sorted(found, key=lambda capture: capture.update)
 
     # Called while the step is traced, or inside it where it runs eagerly.
 
-    def pass_through(self, pairs):
+    def pass_through(self, call, again, pairs):
         """Captures one update's gradients if it is due, and counts the update.
 
         Args:
+            call: Which call of the optimizer within the train function this is.
+            again: Whether the step has called the optimizer before.
             pairs: List of ``(gradient, variable)``.
         """
         tf = runtime.tensorflow()
-        if not self.made:
-            self._make()
-        positions, gradients = [], []
-        for gradient, variable in pairs:
-            position = self._positions.get(id(variable))
-            if gradient is not None and position is not None:
-                positions.append(position)
-                gradients.append(gradient)
-        update, filled = tf.unstack(self._state)
+        weights = self._selection.find([variable for _, variable in pairs], self)
+        found = [
+            (weight, gradient)
+            for weight, (gradient, _) in zip(weights, pairs)
+            if weight is not None and gradient is not None
+        ]
+        gradients = [gradient for _, gradient in found]
+        rows = self._rows(again, tf.executing_eagerly())
+        with tf.init_scope():
+            if not self.made:
+                self._count = _variable(tf.constant(self.next_update, tf.int64))
+                self._is_open = _variable(tf.constant(self._wanted))
+                self.made = True
+            site = self._site(call, found, rows) if found else None
+        update = tf.convert_to_tensor(self._count)
         if self._every is None:
             due = tf.convert_to_tensor(self._is_open)
         else:
             due = tf.equal(update % self._every, 0)
-        row = filled % self.rows
 
-        def store():
-            self._store.store(row, positions, gradients)
-            stamps = tf.fill([len(positions)], update)
-            _put(self._stamps, row, positions, stamps)
+        def capture():
+            site.capture(update, gradients)
             return update
 
-        if gradients:
-            with tf.init_scope():
-                self._store.make_room(positions, gradients)
+        if site is not None:
             # TF 2.0: a branch of `tf.cond` must return a tensor.
-            tf.cond(due, store, lambda: update)
-        counted = self._every is not None or self.pooled_outside
+            tf.cond(due, capture, lambda: update)
         # A call that finds no data left runs what does not depend on the data.
         with tf.control_dependencies([g for g, _ in pairs if g is not None]):
-            self._state.assign_add([1, tf.cast(due, tf.int64) if counted else 0])
+            self._count.assign_add(1)
+
+    def _rows(self, again, eager):
+        """Returns how many due updates of one site a call can make at most."""
+        if self.pooled_outside:
+            return self._steps
+        if self._every is None or eager:
+            return 1
+        if again and self._every > 1 and self._steps > 1:
+            raise UnsupportedError(
+                "With several calls of one optimizer in a training step, either every "
+                "update is logged or one step is made at a time. Received: every {}th "
+                "update, `steps_per_execution={}`. Log with \"batch\", or compile with "
+                "`steps_per_execution=1`.".format(self._every, self._steps)
+            )
+        return -(-self._steps // self._every)
+
+    def _site(self, call, found, rows):
+        key = (call,) + tuple(weight.path for weight, _ in found)
+        if key not in self._sites:
+            weights, gradients = zip(*found)
+            store = self._make_store(weights, gradients, rows)
+            self._sites[key] = _Site(weights, store, rows)
+        return self._sites[key]
+
+
+class _Site:
+    """One call of an optimizer within a step."""
+
+    def __init__(self, weights, store, rows):
+        self.weights = list(weights)
+        self.store = store
+        self._rows = rows
+        if rows > 1:
+            self._captured = _variable(runtime.tensorflow().constant(0, "int64"))
+
+    def capture(self, update, gradients):
+        """Stores the gradients of one due update, inside the step."""
+        if self._rows == 1:
+            self.store.write(0, update, gradients)
+            return
+        row = runtime.tensorflow().convert_to_tensor(self._captured) % self._rows
+        self.store.write(row, update, gradients)
+        self._captured.assign_add(1)
 
 
 class SketchStore:
-    """Sketches of the gradients of some updates, computed inside the step."""
+    """Sketches of some updates of one site, computed inside the step.
 
-    def __init__(self, pool):
-        self._pool = pool
+    One variable, written at once: a record is never made of two updates, even where
+    several workers write. A weight's part is the number of the update, the counts and
+    the moments.
 
-    def make(self, rows, weights):
+    Args:
+        pool: An update is added to what is in its row.
+    """
+
+    def __init__(self, weights, gradients, rows, pool=False):
         tf = runtime.tensorflow()
-        shape = [rows, len(weights)]
-        nothing = [float("inf"), float("-inf"), 0.0, 0.0, 0.0]
-        self._no_counts = tf.zeros(shape + [sketch.SIZE], tf.int64)
-        self._no_moments = tf.tile(tf.constant([[nothing]], tf.float64), shape + [1])
-        self._counts = _variable(self._no_counts)
-        self._moments = _variable(self._no_moments)
-
-    def make_room(self, positions, gradients):
-        """Everything has its place already."""
+        self._pool = pool
+        nothing = [-1.0] + [0.0] * sketch.SIZE
+        nothing += [float("inf"), float("-inf"), 0.0, 0.0, 0.0]
+        nothing = tf.constant([[nothing]], tf.float64)
+        self._nothing = tf.tile(nothing, [rows, len(weights), 1])
+        self._sketches = _variable(self._nothing)
 
     def empty(self):
-        if self._pool:
-            self._counts.assign(self._no_counts)
-            self._moments.assign(self._no_moments)
+        self._sketches.assign(self._nothing)
 
-    def store(self, row, positions, gradients):
+    def write(self, row, update, gradients):
         tf = runtime.tensorflow()
         counts, moments = sketch_rows(gradients)
+        counts = tf.cast(counts, tf.float64)
         if self._pool:
-            counts += tf.gather(self._counts[0], positions)
-            before = tf.gather(self._moments[0], positions)
+            _, before, extremes = tf.split(
+                self._sketches[row], [1, sketch.SIZE, 5], axis=1
+            )
+            counts += before
             moments = tf.concat(
                 [
-                    tf.minimum(before[:, :1], moments[:, :1]),
-                    tf.maximum(before[:, 1:2], moments[:, 1:2]),
-                    before[:, 2:] + moments[:, 2:],
+                    tf.minimum(extremes[:, :1], moments[:, :1]),
+                    tf.maximum(extremes[:, 1:2], moments[:, 1:2]),
+                    extremes[:, 2:] + moments[:, 2:],
                 ],
                 axis=1,
             )
-        _put(self._counts, row, positions, counts)
-        _put(self._moments, row, positions, moments)
+        numbers = tf.fill([len(gradients), 1], tf.cast(update, tf.float64))
+        _put_row(self._sketches, row, tf.concat([numbers, counts, moments], axis=1))
 
-    def read(self, row):
-        return _read(self._counts)[row], _read(self._moments)[row]
+    def read(self, first):
+        """Returns ``(update, counts, moments)`` of the update ``first`` and later."""
+        return [
+            (int(row[0, 0]), row[:, 1:-5].astype(np.int64), row[:, -5:])
+            for row in _read(self._sketches)
+            if row[0, 0] >= first
+        ]
 
 
 class RawStore:
@@ -198,60 +299,54 @@ class RawStore:
 
     XLA fuses a step differently when the sketch is computed inside it, which rounds
     the training differently; assigning the gradient does not.
+
+    Args:
+        parts: Each replica has a part of the gradient only, and their sum is meant.
     """
 
-    def __init__(self, parts):
-        self._parts = parts
-
-    def make(self, rows, weights):
-        self._rows = rows
-        self._weights = weights
-        self._gradients = [None] * len(weights)
-        self._touched = [None] * len(weights)
-        self._sketch = None
-
-    def make_room(self, positions, gradients):
-        """Creates the variables of the weights that have not had a gradient yet."""
+    def __init__(self, weights, gradients, rows, parts=False):
         tf = runtime.tensorflow()
-        for position, gradient in zip(positions, gradients):
-            if self._gradients[position] is None:
-                shape = [self._rows] + list(self._weights[position].variable.shape)
-                zeros = tf.zeros(shape, gradient.dtype)
-                self._gradients[position] = _variable(zeros, self._parts)
-                if isinstance(gradient, tf.IndexedSlices):
-                    zeros = tf.zeros(shape[:2], tf.int32)
-                    self._touched[position] = _variable(zeros, self._parts)
-                self._sketch = None
+        self._stamps = _variable(tf.fill([rows], tf.constant(-1, tf.int64)))
+        self._gradients, self._touched = [], []
+        for weight, gradient in zip(weights, gradients):
+            shape = [rows] + list(weight.variable.shape)
+            self._gradients.append(_variable(tf.zeros(shape, gradient.dtype), parts))
+            touched = None
+            if isinstance(gradient, tf.IndexedSlices):
+                touched = _variable(tf.zeros(shape[:2], tf.int32), parts)
+            self._touched.append(touched)
+        self._sketch = tf.function(self._sketch_row, autograph=False)
 
     def empty(self):
-        """What is not stamped is not read."""
-
-    def store(self, row, positions, gradients):
         tf = runtime.tensorflow()
-        for position, gradient in zip(positions, gradients):
-            touched = self._touched[position]
+        self._stamps.assign(tf.fill(self._stamps.shape, tf.constant(-1, tf.int64)))
+
+    def write(self, row, update, gradients):
+        tf = runtime.tensorflow()
+        for kept, touched, gradient in zip(self._gradients, self._touched, gradients):
             if touched is not None:
                 indices = tf.cast(gradient.indices, tf.int64)
                 size = tf.constant([touched.shape[1]], tf.int64)
                 ones = tf.ones_like(indices, tf.int32)
                 _put_row(touched, row, tf.scatter_nd(indices[:, None], ones, size))
             # Sums the duplicate rows of `IndexedSlices`.
-            _put_row(self._gradients[position], row, tf.convert_to_tensor(gradient))
+            _put_row(kept, row, tf.convert_to_tensor(gradient))
+        _put_row(self._stamps, row, update)
 
-    def read(self, row):
+    def read(self, first):
+        """Returns ``(update, counts, moments)`` of the update ``first`` and later."""
         tf = runtime.tensorflow()
-        if self._sketch is None:
-            self._sketch = tf.function(self._sketch_outside, autograph=False)
-        counts, moments = self._sketch(tf.constant(row))
-        return counts.numpy(), moments.numpy()
+        found = []
+        for row, update in enumerate(_read(self._stamps).tolist()):
+            if update >= first:
+                counts, moments = self._sketch(tf.constant(row))
+                found.append((update, counts.numpy(), moments.numpy()))
+        return found
 
-    def _sketch_outside(self, row):
+    def _sketch_row(self, row):
         tf = runtime.tensorflow()
         values = []
         for gradient, touched in zip(self._gradients, self._touched):
-            if gradient is None:
-                values.append(tf.zeros([0], tf.float32))
-                continue
             value = gradient.read_value()[row]
             if touched is not None:
                 value = tf.boolean_mask(value, touched.read_value()[row] > 0)
@@ -259,30 +354,18 @@ class RawStore:
         return sketch_rows(values)
 
 
-def _put(variable, row, positions, values):
-    """Writes ``values`` at ``positions`` of one ring row of ``variable``."""
+def _put_row(target, row, values):
+    """Writes ``values`` as one ring row of the variable ``target``."""
     tf = runtime.tensorflow()
-    rows, width = variable.shape[:2]
-    if positions == list(range(width)):
-        _put_row(variable, row, values)
-        return
-    columns = tf.constant(positions, tf.int64)
-    indices = tf.stack([tf.fill([len(positions)], row), columns], axis=1)
-    variable.assign(tf.tensor_scatter_nd_update(variable, indices, values))
-
-
-def _put_row(variable, row, values):
-    """Writes ``values`` as one ring row of ``variable``."""
-    tf = runtime.tensorflow()
-    if variable.shape[0] == 1:
-        variable.assign(values[None])
+    if target.shape[0] == 1:
+        target.assign(values[None])
     else:
-        variable.assign(tf.tensor_scatter_nd_update(variable, [[row]], values[None]))
+        target.assign(tf.tensor_scatter_nd_update(target, [[row]], values[None]))
 
 
-def _read(variable):
+def _read(target):
     """Returns the value of a variable, of all replicas together, as a NumPy array."""
-    return variable.read_value().numpy()
+    return target.read_value().numpy()
 
 
 def _variable(value, parts=False):

@@ -26,7 +26,7 @@ class GraphEngine(Engine):
         super().__init__(*args, **kwargs)
         self._dispatcher = None
         self._captures = []
-        self._counting = False
+        self._next_update = None
 
     def _attach(self):
         self.outputs = _Outputs.of(self.model, self.request, self.select)
@@ -43,23 +43,22 @@ class GraphEngine(Engine):
 
     def before_call(self):
         """Returns whether the update of this call is due."""
-        if not self._counting:
-            self._counting = True
-            self.next_update = max(self.next_update, runtime.update_count(self.model))
+        if self._next_update is None:
+            self._next_update = self.first_update("optimizer", self.model.optimizer)
         cadence = self.request.cadence
         if cadence.every is not None:
-            return self.next_update % cadence.every == 0
+            return self._next_update % cadence.every == 0
         return self.epoch_logged and (cadence.pool or self.length.ends_with(1))
 
     def after_call(self, fetched):
         """Takes what was fetched, ``(counts, moments)``, or None; counts the update."""
-        update = self.next_update
-        self.next_update += 1
+        update = self._next_update
+        self._next_update += 1
         self.length.advance(1)
         if fetched is None:
             return
         outputs = self.outputs
-        capture = Capture(update, outputs.weights, *fetched, missing=outputs.missing)
+        capture = Capture(update, outputs.weights, *fetched)
         if self.request.cadence.every is not None:
             self.deliver(capture)
         elif self.request.cadence.pool and self._captures:
@@ -71,8 +70,19 @@ class GraphEngine(Engine):
         as_foretold = self.length.finish(1)
         captures, self._captures = self._captures, []
         if captures and (as_foretold or self.request.cadence.pool):
-            return captures[0]
+            return captures
         return None
+
+    def optimizers(self):
+        return ["optimizer"]
+
+    def next_updates(self):
+        if self._next_update is None:
+            return {}
+        return {"optimizer": self._next_update}
+
+    def missing(self):
+        return self.outputs.missing
 
 
 class _Outputs:
@@ -85,7 +95,7 @@ class _Outputs:
     """
 
     def __init__(self, model, request, select):
-        weights = [w for w in select() if runtime.is_floating(w.variable)]
+        weights = [w for w in select([]) if runtime.is_floating(w.variable)]
         gradients = self._gradients(model, request, weights)
         found = [(w, g) for w, g in zip(weights, gradients) if g is not None]
         #: Copies of train functions that fetch these: ``(function, outputs, copy)``.

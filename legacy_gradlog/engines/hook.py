@@ -5,13 +5,56 @@ and not clipped yet. Knows optimizers, and nothing of what is done with their gr
 """
 
 import functools
+import inspect
 import operator
 import threading
+import weakref
 
 from .. import runtime
 from ..patching import Patch
 
-__all__ = ["OptimizerHook", "unconverted"]
+__all__ = ["Calls", "OptimizerHook", "unconverted"]
+
+
+class Calls:
+    """Numbers the calls of one optimizer within a step that is traced or runs."""
+
+    def __init__(self):
+        self._traced = weakref.WeakKeyDictionary()
+        self._most = 0
+        self.begin()
+
+    def begin(self):
+        """Starts a call of the train function, which may run eagerly."""
+        self._eager = {}
+
+    def next(self):
+        """Returns the number of this call, and whether its step has made one before.
+
+        A train function may hold the step twice, within a loop and before it.
+        """
+        tf = runtime.tensorflow()
+        replica = runtime.replica_number()
+        if tf.executing_eagerly():
+            number = self._eager.get(replica, 0)
+            self._eager[replica] = number + 1
+            return number, False
+        graph = tf.compat.v1.get_default_graph()
+        whole = _traced_function(graph)
+        numbers = self._traced.setdefault(whole, {})
+        number = numbers.get(replica, 0)
+        numbers[replica] = number + 1
+        self._most = max(self._most, number + 1)
+        seen = numbers.setdefault((replica, "graphs"), weakref.WeakSet())
+        again = graph in seen
+        seen.add(graph)
+        return number, again
+
+    def made(self, steps):
+        """Returns how many updates a call of ``steps`` batches has made at most."""
+        if self._eager:
+            return max(self._eager.values())
+        return steps * self._most
 
 
 class OptimizerHook:
@@ -21,13 +64,15 @@ class OptimizerHook:
         optimizer: The optimizer; its class tells which of its methods are wrapped.
         on_update: Called inside the step with the gradients before clipping and those
             after it, two lists of ``(gradient, variable)``. Both are reduced over
-            replicas and accumulated, as the optimizer does it before it clips.
+            replicas, accumulated and unscaled, as the optimizer does it before it
+            clips.
         symbolic: The step is made from the optimizer's symbolic updates.
     """
 
     def __init__(self, optimizer, on_update, symbolic=False):
         self._on_update = on_update
         self._optimizer = optimizer
+        inner = runtime.inner_optimizer(optimizer)
         # Two replicas of a mirrored step are traced in two threads.
         self._clipping = threading.local()
         wraps = {
@@ -50,8 +95,19 @@ class OptimizerHook:
                 "_clip_gradients": self._wrap_clip,
                 "_backend_update_step": self._wrap_update,
             },
+            # An update that overflowed never reaches the optimizer within.
+            "scaled v2": {"apply_gradients": self._wrap_scaled_apply_gradients},
+            "scaled v2 of 2.5": {"apply_gradients": self._wrap_reduced},
+            "scaled experimental": {"apply_gradients": self._wrap_reduced},
+            "scaled keras3": {"apply": self._wrap_scaled_apply},
         }[runtime.optimizer_generation(optimizer, symbolic)]
         self._patches = [Patch(optimizer, name, wrap) for name, wrap in wraps.items()]
+        if self._wrap_reduced in wraps.values():
+            # The optimizer within reduces the unscaled gradients before it is decided
+            # whether there is an update.
+            name = "aggregate_gradients"
+            name = name if hasattr(inner, name) else "_" + name
+            self._patches.append(Patch(inner, name, self._wrap_scaled_aggregate))
 
     def __enter__(self):
         for patch in self._patches:
@@ -166,6 +222,66 @@ class OptimizerHook:
 
         return _backend_update_step
 
+    def _wrap_scaled_apply_gradients(self, original):
+        @unconverted(original)
+        def apply_gradients(grads_and_vars, *args, **kwargs):
+            pairs = list(grads_and_vars)
+            self._on_scaled_update(pairs)
+            return original(pairs, *args, **kwargs)
+
+        return apply_gradients
+
+    def _wrap_reduced(self, original):
+        # Gradients that are reduced already are not reduced again.
+        parameters = inspect.signature(original)
+
+        @unconverted(original)
+        def apply_gradients(grads_and_vars, *args, **kwargs):
+            pairs = list(grads_and_vars)
+            given = parameters.bind(pairs, *args, **kwargs).arguments
+            given.update(given.pop("kwargs", {}))
+            if given.get("skip_gradients_aggregation") or not given.get(
+                "experimental_aggregate_gradients", True
+            ):
+                self._on_scaled_update(pairs)
+            return original(pairs, *args, **kwargs)
+
+        return apply_gradients
+
+    def _wrap_scaled_aggregate(self, original):
+        @unconverted(original)
+        def aggregate_gradients(grads_and_vars):
+            reduced = list(original(grads_and_vars))
+            self._on_scaled_update(reduced)
+            return reduced
+
+        return aggregate_gradients
+
+    def _wrap_scaled_apply(self, original):
+        optimizer = self._optimizer
+
+        @unconverted(original)
+        def apply(grads, trainable_variables=None):
+            grads = list(grads)
+            variables = trainable_variables or optimizer._trainable_variables
+            scale = optimizer.initial_scale
+            if optimizer.built:
+                scale = runtime.tensorflow().convert_to_tensor(optimizer.dynamic_scale)
+            gradients = [runtime.divided(gradient, scale) for gradient in grads]
+            self._on_scaled_update(list(zip(gradients, variables)))
+            return original(grads, trainable_variables)
+
+        return apply
+
+    def _on_scaled_update(self, pairs):
+        # Clipping happens within the branch that an overflow skips: done here as well.
+        pairs = [pair for pair in pairs if pair[0] is not None]
+        inner = runtime.inner_optimizer(self._optimizer)
+        after = pairs
+        if runtime.clips(inner):
+            after = runtime.clipped(inner, pairs)
+        self._on_update(pairs, after)
+
     def _updated(self, variables):
         self._on_update(
             list(zip(self._clipping.before, variables)),
@@ -196,3 +312,10 @@ def unconverted(original):
         return runtime.tensorflow().autograph.experimental.do_not_convert(wrapper)
 
     return decorate
+
+
+def _traced_function(graph):
+    """Returns the function's graph that a branch or loop body belongs to."""
+    while graph.name.startswith(("cond", "while")) and hasattr(graph, "outer_graph"):
+        graph = graph.outer_graph
+    return graph
