@@ -3,6 +3,7 @@
 Plain classes, no Keras subclasses: which Keras they belong to is decided by the model.
 """
 
+import contextlib
 import os
 
 from . import arguments, errors, patching, runtime, sketch, tags, writers
@@ -191,6 +192,32 @@ class GradientLogger(_GradientCallback):
     def set_model(self, model):
         super().set_model(model)
         self._start(model, lambda: writers.OwnWriter(self.log_dir))
+
+    @contextlib.contextmanager
+    def watch(self, target):
+        """Logs where no `fit` runs callbacks, at step level, within a `with` block.
+
+        The gradient is the one that each update uses, as in `fit`: of `train_on_batch`
+        for a model, of every call of the optimizer for an optimizer, eagerly or inside
+        a `tf.function` that is traced within the block. The step is the number of the
+        update.
+
+        Args:
+            target: A compiled model, or a Keras optimizer. Of an optimizer the weights
+                have the names that TensorFlow or Keras gave them.
+
+        Yields:
+            This logger.
+
+        Raises:
+            InvalidArgumentError: ``freq`` is ``"epoch"``, or the target is neither.
+            UnsupportedError: An optimizer in graph mode, where no update is visible.
+        """
+        self._recorder.watch(target, lambda: writers.OwnWriter(self.log_dir))
+        try:
+            yield self
+        finally:
+            self._recorder.end_watch()
 
     def on_epoch_begin(self, epoch, logs=None):
         self._recorder.begin_epoch(epoch)

@@ -27,6 +27,9 @@ class GradlogError(Exception):
 class InvalidArgumentError(GradlogError, ValueError):
     """An argument has a value that the package cannot honour."""
 
+    # AutoGraph keeps the class of an error that it can make from a message alone.
+    __init__ = Exception.__init__
+
 
 class UnknownArgumentError(GradlogError, TypeError):
     """An argument that no generation of the stock callback ever had."""
@@ -38,6 +41,8 @@ class LogDirectoryError(GradlogError, OSError):
 
 class UnsupportedError(GradlogError, RuntimeError):
     """The gradient cannot be captured correctly here, so it is not captured."""
+
+    __init__ = Exception.__init__
 
 
 class GradlogWarning(UserWarning):

@@ -13,14 +13,18 @@ from .schedule import EpochSteps
 __all__ = ["Recorder"]
 
 
-def _engine_class(name):
+def _make_engine(name, optimizer, in_fit, *args, **kwargs):
     if name == runtime.GRAPH:
         from .engines.graph import GraphEngine
 
-        return GraphEngine
+        return GraphEngine(*args, in_fit=in_fit, **kwargs)
+    if name == runtime.LOOP:
+        from .engines.loop import LoopEngine
+
+        return LoopEngine(optimizer, *args, **kwargs)
     from .engines.function import FunctionEngine
 
-    return FunctionEngine
+    return FunctionEngine(*args, **kwargs)
 
 
 class Recorder:
@@ -45,37 +49,98 @@ class Recorder:
         """Whether gradients are being logged now."""
         return self._engine is not None and self._engine.active
 
-    def start(self, model, make_writer):
+    def start(self, model, make_writer, in_fit=True):
         """Enters the training step of ``model``. Before its first step.
 
         Args:
             model: The compiled model.
             make_writer: Returns where records go.
+            in_fit: False where `train_on_batch` is called instead of `fit`.
 
         Raises:
             GradlogError: What is asked for cannot be done here.
         """
         self.finish()
         detection = runtime.detect(model)
-        runtime.warn_if_untested(detection)
-        if detection.engine is None:
-            raise UnsupportedError(
-                "Gradients can be logged in graph mode of TensorFlow 1.4 or later and "
-                "in eager mode of TensorFlow 2.0 or later. Received: {0.flavour} "
-                "{0.keras_version} on TensorFlow {0.tensorflow_version}, {0.mode} mode "
-                "({0.reason}).".format(detection)
-            )
         if getattr(model, "optimizer", None) is None:
             raise InvalidArgumentError(
                 "The model must be compiled before its gradients can be logged. "
                 "Received: a model without optimizer. Call `model.compile` first."
             )
-        settings = self._settings
+        if not in_fit and runtime.steps_are_hidden(model):
+            detection = detection._replace(engine=runtime.LOOP)
         select = self._selector(model)
-        if runtime.trained_weights(model) is not None:
+        if detection.engine is not None and runtime.trained_weights(model) is not None:
             select([])
+        self._enter(detection, model, model.optimizer, select, make_writer, in_fit)
+
+    def watch(self, target, make_writer):
+        """Enters the updates of a model, or of an optimizer, that no `fit` makes.
+
+        Args:
+            target: The compiled model or the Keras optimizer.
+            make_writer: Returns where records go.
+
+        Raises:
+            GradlogError: What is asked for cannot be done here.
+        """
+        if self._settings.cadence.every is None:
+            raise InvalidArgumentError(
+                "Outside of `fit` there are no epochs, so `freq` must be \"batch\" or "
+                'an integer >= 1. Received: "epoch".'
+            )
+        model, optimizer = None, target
+        if runtime.is_model(target):
+            self.start(target, make_writer, in_fit=False)
+            model, optimizer = target, target.optimizer
+        elif runtime.is_optimizer(target):
+            self.finish()
+            detection = runtime.detect_loop()
+            select = self._selector_of_variables()
+            self._enter(detection, None, target, select, make_writer, in_fit=False)
+        else:
+            raise InvalidArgumentError(
+                "`watch` must get a compiled model or a Keras optimizer. Received: an "
+                "instance of {!r}.".format(type(target))
+            )
+
+        def counts():
+            return runtime.update_count(model, optimizer), self._engine.next_updates()
+
+        self._counts, self._before = counts, counts()
+
+    def end_watch(self):
+        """Leaves the updates; warns where there were some and none was seen."""
+        if self.running:
+            with errors.contain(self.switch_off):
+                (made, seen), (made_before, seen_before) = self._counts(), self._before
+                if made > made_before and seen == seen_before:
+                    errors.warn(
+                        "No gradient is logged: the updates within `watch` were made "
+                        "by a function that had been traced before, or not by what is "
+                        "watched. Make and call the `tf.function` within the block; "
+                        "watch the optimizer of a hand-written loop, not its model."
+                    )
+        self.finish()
+
+    def _enter(self, detection, model, optimizer, select, make_writer, in_fit):
+        runtime.warn_if_untested(detection)
+        if detection.engine is None:
+            raise UnsupportedError(
+                "Gradients can be logged in graph mode of TensorFlow 1.4 or later and "
+                "in eager mode of TensorFlow 2.0 or later{1}. Received: {0.flavour} "
+                "{0.keras_version} on TensorFlow {0.tensorflow_version}, {0.mode} mode "
+                "({0.reason}).".format(
+                    detection,
+                    "" if model else ", an optimizer without its model in eager mode",
+                )
+            )
+        settings = self._settings
         self._epoch_steps.begin_fit()
-        engine = _engine_class(detection.engine)(
+        engine = _make_engine(
+            detection.engine,
+            optimizer,
+            in_fit,
             model,
             Request(settings.cadence, settings.clipped, settings.layers),
             select,
@@ -142,6 +207,18 @@ class Recorder:
             trained = {id(variable) for variable in runtime.trained_weights(model)}
             weights = tags.name_weights(model)
             weights = [w for w in weights if id(w.variable) in trained]
+            return tags.select(weights, settings.layers, settings.prefix + "layers")
+
+        return select
+
+    def _selector_of_variables(self):
+        settings = self._settings
+        seen = []
+
+        def select(variables):
+            known = {id(variable) for variable in seen}
+            seen.extend(v for v in variables if id(v) not in known)
+            weights = tags.name_variables(seen)
             return tags.select(weights, settings.layers, settings.prefix + "layers")
 
         return select

@@ -23,6 +23,7 @@ OLDEST_KERAS, NEWEST_KERAS = Version("2.0"), Version("3.15")
 
 GRAPH = "graph"
 FUNCTION = "function"
+LOOP = "loop"
 
 # How `fit` of an eager-mode model gets at its training step.
 ATTRIBUTE = "train_function"
@@ -58,6 +59,20 @@ class Detection(NamedTuple):
             "{0.flavour} {0.keras_version} on TensorFlow {0.tensorflow_version}, "
             "{0.mode} mode\nengine: {0.engine} ({0.reason})"
         ).format(self)
+
+
+def detect_loop():
+    """Describes what a hand-written loop trains in.
+
+    Returns:
+        A `Detection`. Its engine is `LOOP`, or None in graph mode.
+    """
+    found = detect()
+    if found.mode == "graph" or found.engine is None:
+        return found._replace(engine=None)
+    return found._replace(
+        engine=LOOP, reason="a loop of the user's: sketched where the optimizer applies"
+    )
 
 
 def detect(model=None):
@@ -305,6 +320,11 @@ def trained_weights(model):
         return None
 
 
+def variable_name(variable):
+    """Returns the name that the framework has given a variable."""
+    return getattr(variable, "path", None) or variable.name.split(":")[0]
+
+
 def raw_variable(variable):
     """Returns the framework's own variable behind a Keras 3 variable."""
     value = getattr(variable, "value", None)
@@ -338,6 +358,15 @@ def training_loop(model):
     if model.run_eagerly or model._experimental_run_tf_function and not in_old_loop:
         return CLOSURE
     return SYMBOLIC
+
+
+def steps_are_hidden(model):
+    """Whether `train_on_batch` of a model has a train function of its own.
+
+    In eager mode of TF 2.0 and 2.1 it has.
+    """
+    eager = _executes_eagerly(tensorflow())
+    return eager and training_loop(model) == CLOSURE
 
 
 def strategy_of(model):
@@ -393,6 +422,11 @@ def leaves_reduction_to_the_update(optimizer, replicas):
     return replicas > 1 and generation in ("keras3", "scaled keras3")
 
 
+def is_model(target):
+    """Whether something is a model, and not an optimizer."""
+    return hasattr(target, "train_on_batch")
+
+
 def optimizers_of(model):
     """Returns the optimizers that a model may train with, by the model's names.
 
@@ -402,13 +436,14 @@ def optimizers_of(model):
     for name, value in vars(model).items():
         several = isinstance(value, (list, tuple))
         for number, item in enumerate(value if several else [value]):
-            if _is_optimizer(item) and not any(item is known for known in found.values()):
+            if is_optimizer(item) and not any(item is known for known in found.values()):
                 name = name.lstrip("_")
                 found["{}_{}".format(name, number) if several else name] = item
     return found
 
 
-def _is_optimizer(value):
+def is_optimizer(value):
+    """Whether something is an optimizer of any eager-mode Keras."""
     return hasattr(value, "apply_gradients") and hasattr(value, "get_config")
 
 
@@ -428,6 +463,13 @@ def untraced(function):
     return tensorflow().function(function.python_function, autograph=False)
 
 
+def is_in_xla():
+    """Whether what is traced now is compiled by XLA."""
+    util = importlib.import_module("tensorflow.python.ops.control_flow_util")
+    graph = compat_v1().get_default_graph()
+    return util.GraphOrParentsInXlaContext(graph)
+
+
 def is_compiled_by_xla(model):
     """Whether the training step is compiled by XLA."""
     value = getattr(model, "jit_compile", getattr(model, "_jit_compile", None))
@@ -441,11 +483,15 @@ def session_model(model):
     return model
 
 
-def session_train_function(model):
-    """Returns the function object that `fit` of a graph-mode model has bound."""
+def session_train_function(model, in_fit=True):
+    """Returns the function object that trains a graph-mode model.
+
+    The one that `fit` has bound, or without ``in_fit`` that of `train_on_batch`, which
+    is another in TF 1.13.
+    """
     model = session_model(model)
     function = getattr(model, "_fit_function", None)
-    if function is None:
+    if function is None or not in_fit:
         model._make_train_function()
         function = model.train_function
     return function

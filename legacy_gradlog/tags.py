@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Tuple
 from . import runtime
 from .errors import InvalidArgumentError
 
-__all__ = ["Weight", "name_weights", "select"]
+__all__ = ["Weight", "name_variables", "name_weights", "select"]
 
 
 class Weight(NamedTuple):
@@ -79,8 +79,24 @@ def _walk(layer, layers, seen):
 
 def name_weights(model):
     """Returns a `Weight` for every weight of ``model``, each once, in model order."""
+    return _named(_walk(model, (), set()))
+
+
+def name_variables(variables):
+    """Returns a `Weight` for each of ``variables`` where no model is known.
+
+    The framework's own names are all there is.
+    """
+    names = [runtime.variable_name(variable).split("/") for variable in variables]
+    return _named(
+        (tuple(parts[:-1]), parts[-1], variable)
+        for parts, variable in zip(names, variables)
+    )
+
+
+def _named(found):
     weights, paths, tags, variables = [], set(), set(), set()
-    for layers, name, variable in _walk(model, (), set()):
+    for layers, name, variable in found:
         if id(variable) in variables:
             continue
         variables.add(id(variable))

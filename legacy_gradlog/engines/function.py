@@ -101,7 +101,11 @@ class FunctionEngine(Engine):
                 if gate.pooled_outside and self.epoch_logged:
                     self._pool.extend(gate.take())
             elif gate.advance(made):
-                captures.extend(gate.take())
+                try:
+                    captures.extend(gate.take())
+                except UnsupportedError as error:
+                    self.fail(error)
+                    return
         for capture in sorted(captures, key=lambda capture: capture.update):
             self.deliver(capture)
 
@@ -119,11 +123,11 @@ class FunctionEngine(Engine):
         captures.sort(key=lambda capture: capture.update)
         return self.combined(captures, pool) or None
 
-    def optimizers(self):
-        return [gate.name for gate in self._gates if gate.made]
-
     def next_updates(self):
         return {gate.name: gate.look() for gate in self._gates}
+
+    def optimizers(self):
+        return [gate.name for gate in self._gates if gate.made]
 
     def missing(self):
         return self._gates[0].missing() if self._gates else []

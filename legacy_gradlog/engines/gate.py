@@ -73,6 +73,7 @@ class Gate:
             of ring rows, returns its store.
         steps: Batches in one call of the train function.
         pooled_outside: The host pools, so that every update has a row.
+        closable: At step level, too, nothing is due while the host has it shut.
 
     Attributes:
         next_update: Number of the next update, as far as the host has looked.
@@ -80,7 +81,16 @@ class Gate:
         pooled_outside: As given.
     """
 
-    def __init__(self, name, request, selection, make_store, steps, pooled_outside):
+    def __init__(
+        self,
+        name,
+        request,
+        selection,
+        make_store,
+        steps,
+        pooled_outside,
+        closable=False,
+    ):
         self.name = name
         self.made = False
         self.next_update = 0
@@ -90,6 +100,7 @@ class Gate:
         self._make_store = make_store
         self._steps = steps
         self.pooled_outside = pooled_outside
+        self._closable = closable
         self._foretold = 0
         self._wanted = False
         self._sites = {}
@@ -109,7 +120,7 @@ class Gate:
             site.store.empty()
 
     def open(self, wanted):
-        """Opens or shuts the gate of an epoch-level request."""
+        """Opens or shuts the gate of an epoch-level or closable request."""
         if wanted != self._wanted:
             self._wanted = wanted
             if self.made:
@@ -182,10 +193,10 @@ class Gate:
                 self.made = True
             site = self._site(call, found, rows) if found else None
         update = tf.convert_to_tensor(self._count)
-        if self._every is None:
-            due = tf.convert_to_tensor(self._is_open)
-        else:
-            due = tf.equal(update % self._every, 0)
+        due = tf.convert_to_tensor(self._is_open)
+        if self._every is not None:
+            on_time = tf.equal(update % self._every, 0)
+            due = tf.logical_and(due, on_time) if self._closable else on_time
 
         def capture():
             site.capture(update, gradients)

@@ -22,15 +22,27 @@ _CACHE = "_legacy_gradlog"
 class GraphEngine(Engine):
     """Counts the calls of the train function and fetches sketches on the due ones."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, in_fit=True, **kwargs):
         super().__init__(*args, **kwargs)
+        self._in_fit = in_fit
         self._dispatcher = None
         self._captures = []
         self._next_update = None
 
     def _attach(self):
+        optimizer = self.model.optimizer
+        if runtime.inner_optimizer(optimizer) is not optimizer:
+            # Both are done in one session run, in no order.
+            raise UnsupportedError(
+                "With loss scaling gradients can be logged in eager mode only, since a "
+                "session may change the scale before it is read. Received: {!r}. Leave "
+                "eager execution on, or train with float32.".format(
+                    type(optimizer).__name__
+                )
+            )
+        function = runtime.session_train_function(self.model, self._in_fit)
         self.outputs = _Outputs.of(self.model, self.request, self.select)
-        self._dispatcher = _Dispatcher.of(runtime.session_train_function(self.model))
+        self._dispatcher = _Dispatcher.of(function)
         self._dispatcher.engines.append(self)
 
     def _detach(self):

@@ -1,0 +1,220 @@
+"""Mixed precision: unscaled gradients, and a step that overflowed is seen as such.
+
+The loss scale differs from step to step. Where a gradient overflows, the optimizer makes
+no update, and the record of that step says so instead of showing an earlier one.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from packaging.version import Version
+
+from legacy_gradlog import GradientLogger, errors
+
+from .frameworks import LEARNING_RATE, Trained, run_script, small_data
+from .oracle import (
+    assert_step_level,
+    gradient_events,
+    keys,
+    expected_keys,
+    read_events,
+)
+from .test_mirrored import TWO_REPLICAS
+
+if Version(tf.__version__) < Version("2.0"):
+    pytest.skip("Keras has mixed precision since TF 2.0", allow_module_level=True)
+
+
+
+@pytest.fixture
+def policy(fw):
+    """Sets the policy of the layers made in a test."""
+    if fw.name == "keras" and not fw.is_keras_3:
+        pytest.skip("standalone Keras 2 has no mixed precision")
+    yield lambda name: set_policy(fw, name)
+    set_policy(fw, "float32")
+
+
+def set_policy(fw, name):
+    module = fw.keras.mixed_precision
+    if hasattr(module, "set_global_policy"):
+        module.set_global_policy(name)
+    else:
+        module.experimental.set_policy(name)
+
+
+def scaled(fw, optimizer, scale=1024.0):
+    """Wraps an optimizer as `compile` does under mixed_float16."""
+    module = fw.keras.mixed_precision
+    if fw.is_keras_3:
+        return fw.keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
+    if hasattr(module, "LossScaleOptimizer"):
+        return module.LossScaleOptimizer(optimizer, initial_scale=scale)
+    loss_scale = fw.tf.mixed_precision.experimental.DynamicLossScale(scale)
+    return module.experimental.LossScaleOptimizer(optimizer, loss_scale)
+
+
+def two_layers(fw, optimizer):
+    layers = fw.layers
+    d1 = layers.Dense(3, activation="tanh", name="d1", **fw._input(4))
+    d2 = layers.Dense(1, name="d2", dtype="float32")
+    stack = [layers.Input((4,))] if fw.is_keras_3 else []
+    model = fw.keras.models.Sequential(stack + [d1, d2])
+    model.compile(optimizer, "mse")
+    probes = [
+        ("{}/{}".format(layer.name, name), layer, index)
+        for layer in (d1, d2)
+        for index, name in enumerate(("kernel", "bias"))
+    ]
+    return Trained(model, probes)
+
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_overflow(fw, tmp_path, policy, clipped):
+    """Batch 1 of each epoch is not a number; every other step tells its gradient."""
+    if not fw.eager:
+        pytest.skip("refused in graph mode: see below")
+    clip = {"clipvalue": 0.02} if clipped and clips_with_scale(fw) else {}
+    policy("mixed_float16")
+    trained = two_layers(fw, scaled(fw, fw.optimizer(**clip)))
+    x, y = small_data()
+    x[9] = np.nan
+    logger = GradientLogger(str(tmp_path), freq="batch", clipped=clipped)
+    weights = fw.recorder(trained)
+    fw.fit(trained.model, x, y, epochs=2, callbacks=[logger, weights])
+
+    events = gradient_events(read_events(fw, tmp_path))
+    finite = [step for step in range(10) if step % 5 != 1]
+    assert_step_level(events, weights, trained.paths, finite)
+    bad = [e for e in events if e.tag.startswith("grad_nonfinite/")]
+    # The last layer's gradient of its bias is not a number, either.
+    assert keys(bad) == sorted(
+        (".", "grad_nonfinite/" + path, step)
+        for path in trained.paths
+        for step in (1, 6)
+    )
+    sizes = {path: value.size for path, value in weights.values[0].items()}
+    for event in bad:
+        assert event.value == sizes[event.tag[len("grad_nonfinite/") :]]
+    counts = {
+        (e.tag, e.step): e.value.num for e in events if e.tag.endswith("_grad")
+    }
+    for path in trained.paths:
+        assert counts[path + "_0_grad", 1] == 0
+        np.testing.assert_array_equal(weights.values[1][path], weights.values[2][path])
+
+
+def clips_with_scale(fw):
+    """Before TF 2.4 an optimizer that clips cannot be wrapped for loss scaling."""
+    return fw.tf_version >= Version("2.4")
+
+
+def test_an_overflow_that_only_scaling_causes(fw, tmp_path, policy):
+    """The scaled gradient overflows in float16; the next step's does not, and is right.
+
+    A record of the earlier step under the later number would be the stale one.
+    """
+    if not fw.eager:
+        pytest.skip("refused in graph mode: see below")
+    policy("mixed_float16")
+    trained = two_layers(fw, scaled(fw, fw.optimizer(), scale=2.0**22))
+    logger = GradientLogger(str(tmp_path), freq="batch")
+    weights = fw.recorder(trained)
+    fw.fit(trained.model, *small_data(), epochs=4, callbacks=[logger, weights])
+
+    changed = [
+        step
+        for step in range(20)
+        if (weights.values[step]["d1/bias"] != weights.values[step + 1]["d1/bias"]).any()
+    ]
+    skipped = [step for step in range(20) if step not in changed]
+    assert skipped and changed, "the case needs both kinds of steps"
+    events = gradient_events(read_events(fw, tmp_path))
+    steps = sorted({event.step for event in events})
+    assert steps == list(range(20))
+    assert_step_level(events, weights, trained.paths, changed)
+    flagged = {e.step for e in events if e.tag.startswith("grad_nonfinite/")}
+    assert sorted(flagged) == skipped
+
+
+@pytest.mark.parametrize("reduce", ["last", "pool"])
+def test_epoch_level(fw, tmp_path, policy, reduce):
+    if not fw.eager:
+        pytest.skip("refused in graph mode: see below")
+    policy("mixed_float16")
+    trained = two_layers(fw, scaled(fw, fw.optimizer()))
+    logger = GradientLogger(str(tmp_path), reduce=reduce)
+    weights = fw.recorder(trained)
+    fw.fit(trained.model, *small_data(), epochs=2, callbacks=[logger, weights])
+    events = gradient_events(read_events(fw, tmp_path))
+    assert keys(events) == expected_keys(trained.paths, range(2))
+    for path in trained.paths:
+        values = [
+            (before[path].astype("float64") - after[path]) / LEARNING_RATE
+            for before, after in zip(weights.values, weights.values[1:])
+        ]
+        for epoch in range(2):
+            first = 5 * epoch if reduce == "pool" else 5 * epoch + 4
+            pool = np.concatenate([v.ravel() for v in values[first : 5 * epoch + 5]])
+            (histogram,) = [
+                e.value for e in events if (e.tag, e.step) == (path + "_0_grad", epoch)
+            ]
+            assert histogram.num == pool.size
+            np.testing.assert_allclose(histogram.sum, pool.sum(), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(histogram.max, pool.max(), rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16(fw, tmp_path, policy):
+    """No loss is scaled; gradients of float32 weights are float32."""
+    if fw.tf_version < Version("2.4"):
+        pytest.skip("Keras knows mixed_bfloat16 before TF 2.4, its CPU kernels do not")
+    policy("mixed_bfloat16")
+    trained = two_layers(fw, fw.optimizer())
+    logger = GradientLogger(str(tmp_path), freq="batch")
+    weights = fw.recorder(trained)
+    fw.fit(trained.model, *small_data(), epochs=2, callbacks=[logger, weights])
+    events = gradient_events(read_events(fw, tmp_path))
+    assert keys(events) == expected_keys(trained.paths, range(10))
+    assert_step_level(events, weights, trained.paths, range(10))
+
+
+def test_refused_in_graph_mode(fw, tmp_path, policy):
+    """The loss scale is read and changed in one session run, in no order."""
+    if fw.eager:
+        pytest.skip("works")
+    policy("mixed_float16")
+    trained = two_layers(fw, scaled(fw, fw.optimizer()))
+    before = trained.weights()
+    logger = GradientLogger(str(tmp_path), freq="batch")
+    with pytest.raises(errors.UnsupportedError, match="loss scaling.*eager execution"):
+        fw.fit(trained.model, *small_data(), callbacks=[logger])
+    for path, value in trained.weights().items():
+        np.testing.assert_array_equal(before[path], value)
+
+
+def test_mirrored(fw, tmp_path):
+    """One replica's batch overflows: the sum of both is flagged."""
+    if not fw.eager:
+        pytest.skip("strategies are logged in eager mode only")
+    if fw.tf_version < Version("2.5"):
+        pytest.skip("refused before TF 2.5")
+    script = """
+from compat_tests import test_mixed_precision as mixed
+
+mixed.set_policy(fw, "mixed_float16")
+with strategy.scope():
+    trained = mixed.two_layers(fw, mixed.scaled(fw, fw.optimizer()))
+x, y = frameworks.small_data()
+x[8] = np.nan
+weights = fw.recorder(trained)
+logger = GradientLogger("logs", freq="batch")
+fw.fit(trained.model, x, y, epochs=2, callbacks=[logger, weights])
+events = oracle.gradient_events(oracle.read_events(fw, "logs"))
+finite = [step for step in range(10) if step % 5 != 1]
+oracle.assert_step_level(events, weights, trained.paths, finite)
+bad = [e.step for e in events if e.tag == "grad_nonfinite/d1/kernel"]
+print("flagged", bad)
+"""
+    printed = run_script(TWO_REPLICAS + script, tmp_path, fw.name)
+    assert printed.endswith("flagged [1, 6]\n")
