@@ -15,6 +15,24 @@ from packaging.version import Version
 LEARNING_RATE = 0.25
 BATCH = 8
 
+#: Begins a script of `run_script` whose second argument names a framework.
+TWO_REPLICAS = """
+import sys
+import numpy as np
+import tensorflow as tf
+from compat_tests import conftest, frameworks, oracle
+from legacy_gradlog import GradientLogger, errors
+
+errors.strict = True
+config = tf.config.experimental
+(cpu,) = config.list_physical_devices("CPU")
+config.set_virtual_device_configuration(cpu, [config.VirtualDeviceConfiguration()] * 2)
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(2)
+(fw,) = [f for f in conftest.available() if f.name == sys.argv[2]]
+strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+"""
+
 
 class Framework:
     """One Keras of one environment."""

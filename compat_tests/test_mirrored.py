@@ -7,31 +7,13 @@ import pytest
 import tensorflow as tf
 from packaging.version import Version
 
-from .frameworks import run_script
+from .frameworks import TWO_REPLICAS, run_script
 
 if Version(tf.__version__) < Version("2.2"):
     pytest.skip(
         "TF 1 trains under strategies in no mode that is logged; test_tf20 has 2.0",
         allow_module_level=True,
     )
-
-TWO_REPLICAS = """
-import sys
-import numpy as np
-import tensorflow as tf
-from compat_tests import conftest, frameworks, oracle
-from legacy_gradlog import GradientLogger, errors
-
-errors.strict = True
-config = tf.config.experimental
-(cpu,) = config.list_physical_devices("CPU")
-config.set_virtual_device_configuration(cpu, [config.VirtualDeviceConfiguration()] * 2)
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.threading.set_inter_op_parallelism_threads(2)
-(fw,) = [f for f in conftest.available() if f.name == sys.argv[2]]
-strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-"""
-
 
 def run(script, fw, log_dir, *arguments):
     if not fw.eager:

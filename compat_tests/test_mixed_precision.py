@@ -11,19 +11,29 @@ from packaging.version import Version
 
 from legacy_gradlog import GradientLogger, errors
 
-from .frameworks import LEARNING_RATE, Trained, run_script, small_data
+from .frameworks import (
+    LEARNING_RATE,
+    TWO_REPLICAS,
+    Trained,
+    run_script,
+    small_data,
+)
 from .oracle import (
     assert_step_level,
+    expected_keys,
     gradient_events,
     keys,
-    expected_keys,
     read_events,
 )
-from .test_mirrored import TWO_REPLICAS
 
 if Version(tf.__version__) < Version("2.0"):
     pytest.skip("Keras has mixed precision since TF 2.0", allow_module_level=True)
 
+
+
+in_eager_mode = pytest.mark.skipif(
+    not tf.executing_eagerly(), reason="refused in graph mode, as is tested below"
+)
 
 
 @pytest.fixture
@@ -50,7 +60,8 @@ def scaled(fw, optimizer, scale=1024.0):
         return fw.keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
     if hasattr(module, "LossScaleOptimizer"):
         return module.LossScaleOptimizer(optimizer, initial_scale=scale)
-    loss_scale = fw.tf.mixed_precision.experimental.DynamicLossScale(scale)
+    package = getattr(fw.tf, "mixed_precision", fw.tf.train)
+    loss_scale = package.experimental.DynamicLossScale(scale)
     return module.experimental.LossScaleOptimizer(optimizer, loss_scale)
 
 
@@ -70,12 +81,20 @@ def two_layers(fw, optimizer):
 
 
 
-@pytest.mark.parametrize("clipped", [False, True])
+CLIPPED = pytest.param(
+    True,
+    marks=pytest.mark.skipif(
+        Version(tf.__version__) < Version("2.4"),
+        reason="before TF 2.4 an optimizer that clips cannot be wrapped",
+    ),
+)
+
+
+@in_eager_mode
+@pytest.mark.parametrize("clipped", [False, CLIPPED])
 def test_overflow(fw, tmp_path, policy, clipped):
     """Batch 1 of each epoch is not a number; every other step tells its gradient."""
-    if not fw.eager:
-        pytest.skip("refused in graph mode: see below")
-    clip = {"clipvalue": 0.02} if clipped and clips_with_scale(fw) else {}
+    clip = {"clipvalue": 0.02} if clipped else {}
     policy("mixed_float16")
     trained = two_layers(fw, scaled(fw, fw.optimizer(**clip)))
     x, y = small_data()
@@ -105,18 +124,12 @@ def test_overflow(fw, tmp_path, policy, clipped):
         np.testing.assert_array_equal(weights.values[1][path], weights.values[2][path])
 
 
-def clips_with_scale(fw):
-    """Before TF 2.4 an optimizer that clips cannot be wrapped for loss scaling."""
-    return fw.tf_version >= Version("2.4")
-
-
+@in_eager_mode
 def test_an_overflow_that_only_scaling_causes(fw, tmp_path, policy):
     """The scaled gradient overflows in float16; the next step's does not, and is right.
 
     A record of the earlier step under the later number would be the stale one.
     """
-    if not fw.eager:
-        pytest.skip("refused in graph mode: see below")
     policy("mixed_float16")
     trained = two_layers(fw, scaled(fw, fw.optimizer(), scale=2.0**22))
     logger = GradientLogger(str(tmp_path), freq="batch")
@@ -138,10 +151,9 @@ def test_an_overflow_that_only_scaling_causes(fw, tmp_path, policy):
     assert sorted(flagged) == skipped
 
 
+@in_eager_mode
 @pytest.mark.parametrize("reduce", ["last", "pool"])
 def test_epoch_level(fw, tmp_path, policy, reduce):
-    if not fw.eager:
-        pytest.skip("refused in graph mode: see below")
     policy("mixed_float16")
     trained = two_layers(fw, scaled(fw, fw.optimizer()))
     logger = GradientLogger(str(tmp_path), reduce=reduce)
@@ -165,10 +177,12 @@ def test_epoch_level(fw, tmp_path, policy, reduce):
             np.testing.assert_allclose(histogram.max, pool.max(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(
+    Version(tf.__version__) < Version("2.4"),
+    reason="the kernels of TF 2.0 to 2.3 know no bfloat16 on a CPU",
+)
 def test_bfloat16(fw, tmp_path, policy):
     """No loss is scaled; gradients of float32 weights are float32."""
-    if fw.tf_version < Version("2.4"):
-        pytest.skip("Keras knows mixed_bfloat16 before TF 2.4, its CPU kernels do not")
     policy("mixed_bfloat16")
     trained = two_layers(fw, fw.optimizer())
     logger = GradientLogger(str(tmp_path), freq="batch")
@@ -179,10 +193,9 @@ def test_bfloat16(fw, tmp_path, policy):
     assert_step_level(events, weights, trained.paths, range(10))
 
 
+@pytest.mark.skipif(tf.executing_eagerly(), reason="works")
 def test_refused_in_graph_mode(fw, tmp_path, policy):
     """The loss scale is read and changed in one session run, in no order."""
-    if fw.eager:
-        pytest.skip("works")
     policy("mixed_float16")
     trained = two_layers(fw, scaled(fw, fw.optimizer()))
     before = trained.weights()
@@ -193,12 +206,12 @@ def test_refused_in_graph_mode(fw, tmp_path, policy):
         np.testing.assert_array_equal(before[path], value)
 
 
+@in_eager_mode
+@pytest.mark.skipif(
+    Version(tf.__version__) < Version("2.5"), reason="refused before TF 2.5"
+)
 def test_mirrored(fw, tmp_path):
     """One replica's batch overflows: the sum of both is flagged."""
-    if not fw.eager:
-        pytest.skip("strategies are logged in eager mode only")
-    if fw.tf_version < Version("2.5"):
-        pytest.skip("refused before TF 2.5")
     script = """
 from compat_tests import test_mixed_precision as mixed
 

@@ -359,16 +359,6 @@ def test_clipping_of_a_symbolic_step(name, tmp_path):
     assert max(record.norm for record in before.latest.values()) > 0.1
 
 
-def test_loss_scaling_is_refused_before_the_first_step(tmp_path):
-    scaled = tf.keras.mixed_precision.experimental.LossScaleOptimizer
-    model = WAYS["arrays"].model(scaled(tf.keras.optimizers.SGD(RATE), 8.0))
-    weights = model.get_weights()
-    with pytest.raises(UnsupportedError, match="without loss scaling"):
-        fit_arrays(model, None, callbacks=[GradientLogger(str(tmp_path))])
-    for weight, same in zip(model.get_weights(), weights):
-        np.testing.assert_array_equal(weight, same)
-
-
 def test_mirrored_replicas_give_one_summed_gradient(tmp_path):
     run_script(
         """

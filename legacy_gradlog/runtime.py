@@ -443,8 +443,9 @@ def optimizers_of(model):
 
 
 def is_optimizer(value):
-    """Whether something is an optimizer of any eager-mode Keras."""
-    return hasattr(value, "apply_gradients") and hasattr(value, "get_config")
+    """Whether something is an optimizer of any Keras."""
+    applies = hasattr(value, "apply_gradients") or hasattr(value, "get_updates")
+    return applies and hasattr(value, "get_config")
 
 
 def closure_cell(model):
