@@ -51,12 +51,8 @@ class Framework:
 
     def clear(self):
         """Starts over with an empty graph and known seeds."""
-        self.forget()
-        self.begin()
-
-    def forget(self):
-        """Drops the models made so far."""
         self.keras.backend.clear_session()
+        self.begin()
 
     def begin(self):
         """Seeds everything and makes a session of one thread.
