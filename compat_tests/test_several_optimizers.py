@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from legacy_gradlog import GradientLogger, errors
 
-from .frameworks import BATCH, LEARNING_RATE, Trained, small_data
+from .frameworks import BATCH, LEARNING_RATE, small_data
 from .oracle import (
     Gradient,
     assert_histogram,

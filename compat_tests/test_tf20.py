@@ -30,7 +30,7 @@ import h5py
 import keras as standalone
 from tensorflow.python.keras.engine import training_v2_utils
 
-from legacy_gradlog import GradientLogger, TensorBoard, UnsupportedError
+from legacy_gradlog import GradientLogger, TensorBoard
 
 from .frameworks import run_script
 

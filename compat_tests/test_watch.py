@@ -54,10 +54,10 @@ def test_train_on_batch(fw, tmp_path):
 
 
 def test_watched_twice_after_other_updates(fw, tmp_path):
-    """The train function exists before; numbers go on from the optimizer's own."""
+    """After a `fit`, whose train function may be another; numbers go on."""
     trained = fw.linear_model()
     first = next(batches())
-    trained.model.train_on_batch(*first)
+    fw.fit(trained.model, *first)
     weights = Weights(trained)
     logger = GradientLogger(str(tmp_path), freq="batch")
     for _ in range(2):

@@ -434,11 +434,16 @@ def optimizers_of(model):
     """
     found = {"optimizer": model.optimizer}
     for name, value in vars(model).items():
-        several = isinstance(value, (list, tuple))
-        for number, item in enumerate(value if several else [value]):
-            if is_optimizer(item) and not any(item is known for known in found.values()):
-                name = name.lstrip("_")
-                found["{}_{}".format(name, number) if several else name] = item
+        name = name.lstrip("_")
+        items = {name: value}
+        if isinstance(value, (list, tuple)):
+            items = {"{}_{}".format(name, i): item for i, item in enumerate(value)}
+        elif isinstance(value, dict):
+            items = {"{}_{}".format(name, key): value[key] for key in value}
+        known = list(found.values())
+        for key, item in items.items():
+            if is_optimizer(item) and not any(item is other for other in known):
+                found[key] = item
     return found
 
 

@@ -154,20 +154,20 @@ class Engine:
             names = tuple(weight.path for weight in capture.weights)
             places.setdefault((capture.optimizer, names), []).append(capture)
         rows = {}
-        for (optimizer, names), found in places.items():
+        # Of a weight that is in several places the newest comes last.
+        for found in sorted(places.values(), key=lambda found: found[-1].update):
             whole = cls.pooled(found) if pool else found[-1]
-            for row, name in enumerate(names):
+            parts = rows.setdefault(whole.optimizer, {})
+            for row, weight in enumerate(whole.weights):
                 part = whole._replace(
-                    weights=[whole.weights[row]],
+                    weights=[weight],
                     counts=whole.counts[row : row + 1],
                     moments=whole.moments[row : row + 1],
                 )
-                known = rows.setdefault(optimizer, {}).get(name)
+                known = parts.get(weight.path)
                 if known is not None and pool:
                     part = cls.pooled([known, part])
-                elif known is not None and known.update > part.update:
-                    part = known
-                rows[optimizer][name] = part
+                parts[weight.path] = part
         return [_joined(list(parts.values())) for parts in rows.values()]
 
 

@@ -58,8 +58,16 @@ class FunctionEngine(Engine):
                 make_store = functools.partial(RawStore, parts=parts)
             else:
                 make_store = functools.partial(SketchStore, pool=pool)
-            outside = pool and raw
-            gates.append(Gate(name, self.request, selection, make_store, steps, outside))
+            gates.append(
+                Gate(
+                    name,
+                    self.request,
+                    selection,
+                    make_store,
+                    steps,
+                    pooled_outside=pool and raw,
+                )
+            )
         return gates
 
     def enter(self, gates, optimizers):

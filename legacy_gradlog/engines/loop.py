@@ -1,7 +1,7 @@
 """The function engine's sibling for loops that nobody but the user knows.
 
-A hand-written loop calls the optimizer itself, eagerly or in a `tf.function` of its own.
-There is no call of a train function after which variables could be read, so a due
+A hand-written loop calls the optimizer itself, eagerly or in a `tf.function` of its
+own. There is no call of a train function after which variables could be read, so a due
 update hands its sketches to the host from within the step.
 """
 
@@ -111,7 +111,7 @@ class Tap:
 
     def _hand_over(self, weights, update, counts, moments):
         engine = self._engine
-        if engine is not None and engine.active:
+        if engine.active:
             with errors.contain(engine.fail):
                 engine.deliver(Capture(int(update), weights, counts, moments))
 
