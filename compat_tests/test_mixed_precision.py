@@ -1,7 +1,7 @@
 """Mixed precision: unscaled gradients, and a step that overflowed is seen as such.
 
-The loss scale differs from step to step. Where a gradient overflows, the optimizer makes
-no update, and the record of that step says so instead of showing an earlier one.
+The loss scale differs from step to step. Where a gradient overflows, the optimizer
+makes no update, and the record of that step says so instead of showing an earlier one.
 """
 
 import numpy as np

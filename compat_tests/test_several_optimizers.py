@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from legacy_gradlog import GradientLogger, errors
 
-from .frameworks import BATCH, LEARNING_RATE, small_data
+from .frameworks import BATCH, LEARNING_RATE, Trained, small_data
 from .oracle import (
     Gradient,
     assert_histogram,
@@ -20,6 +20,7 @@ from .oracle import (
     gradient_events,
     keys,
     read_events,
+    updates_of,
 )
 
 if Version(tf.__version__) < Version("2.2"):
@@ -197,6 +198,57 @@ def test_one_optimizer_for_both(fw, tmp_path):
     assert keys(events) == expected_keys(critic + generator, [0])
     compare(events, 0, critic, *updates[4], rate=LEARNING_RATE)
     compare(events, 0, generator, *updates[5], rate=LEARNING_RATE)
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_optimizers_in_a_container(fw, tmp_path, kind):
+    """Found in a list or a dict of the model, too."""
+
+    class Pair(fw.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = [layers.Dense(4, name="first"), layers.Dense(1, name="last")]
+            self.mine = [fw.optimizer(), fw.optimizer()]
+            if kind is dict:
+                self.mine = dict(zip("ab", self.mine))
+
+        def call(self, x):
+            return self.parts[1](self.parts[0](x))
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x) - y))
+            weights = [part.trainable_variables for part in self.parts]
+            optimizers = [self.mine[key] for key in ("ab" if kind is dict else (0, 1))]
+            gradients = tape.gradient(loss, weights)
+            for optimizer, pairs in zip(optimizers, zip(gradients, weights)):
+                optimizer.apply_gradients(zip(*pairs))
+            return {"loss": loss}
+
+    layers = fw.layers
+    model = Pair()
+    x, y = small_data()
+    model(x)
+    model.compile()
+    trained = Trained(
+        model,
+        [(part.name + "/kernel", part, 0) for part in model.parts],
+    )
+    weights = fw.recorder(trained)
+    logger = GradientLogger(str(tmp_path), freq=2)
+    fw.fit(model, x, y, callbacks=[logger, weights])
+    events = gradient_events(read_events(fw, tmp_path))
+    for path in trained.paths:
+        for step in (0, 2, 4):
+            gradient = updates_of(weights, path)[step]
+            (found,) = [
+                e.value for e in events if (e.tag, e.step) == (path + "_0_grad", step)
+            ]
+            assert_histogram(found, gradient)
+    norms = {e.tag for e in events if e.tag.startswith("grad_global_norm")}
+    keys_ = "ab" if kind is dict else "01"
+    assert norms == {"grad_global_norm/mine_" + key for key in keys_}
 
 
 def test_a_weight_of_two_optimizers_is_refused(fw, tmp_path):

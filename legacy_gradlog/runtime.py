@@ -434,12 +434,13 @@ def optimizers_of(model):
     """
     found = {"optimizer": model.optimizer}
     for name, value in vars(model).items():
-        name = name.lstrip("_")
-        items = {name: value}
-        if isinstance(value, (list, tuple)):
-            items = {"{}_{}".format(name, i): item for i, item in enumerate(value)}
-        elif isinstance(value, dict):
-            items = {"{}_{}".format(name, key): value[key] for key in value}
+        items = {name.lstrip("_"): value}
+        if not name.startswith("_"):
+            # Keras keeps tables of its own with everything in them.
+            if isinstance(value, (list, tuple)):
+                items = {"{}_{}".format(name, i): item for i, item in enumerate(value)}
+            elif isinstance(value, dict):
+                items = {"{}_{}".format(name, key): value[key] for key in value}
         known = list(found.values())
         for key, item in items.items():
             if is_optimizer(item) and not any(item is other for other in known):
