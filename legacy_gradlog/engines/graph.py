@@ -132,17 +132,15 @@ class _Outputs:
         To build gradients of our own would be to reduce them once more, on those
         workers only that log.
         """
-        optimizer = model.optimizer
-        if runtime.clips(optimizer):
-            early = runtime.clips_in_get_gradients(optimizer)
-            if early != request.clipped:
-                raise UnsupportedError(
-                    "Under Horovod the gradient is known where it is reduced, and this "
-                    "optimizer clips {} that. Received: `clipped={}`. With `clipped={}` "
-                    "the reduced gradient is logged.".format(
-                        "before" if early else "after", request.clipped, early
-                    )
+        early = runtime.clips_in_get_gradients(model.optimizer)
+        if runtime.clips(model.optimizer) and early != request.clipped:
+            raise UnsupportedError(
+                "Under Horovod the gradient is known where it is reduced, and this "
+                "optimizer clips {} that. Received: `clipped={}`. With `clipped={}` "
+                "the reduced gradient is logged.".format(
+                    "before" if early else "after", request.clipped, early
                 )
+            )
         return [reductions.gradient_of(w.variable, w.path) for w in weights]
 
     @staticmethod
