@@ -347,8 +347,13 @@ class TensorBoard(_GradientCallback):
 
     def set_model(self, model):
         super().set_model(model)
-        writers.check_directory(self.log_dir)
-        self._make_stock(model)
+        if runtime.writes_logs(model):
+            writers.check_directory(self.log_dir)
+            self._make_stock(model)
+        else:
+            # Its files are those of every process, and the last one's would stay.
+            self._stock = None
+            self._histograms_left_out = False
         if self.write_grads:
             self._start(model, self._make_writer)
 
@@ -402,21 +407,25 @@ class TensorBoard(_GradientCallback):
             )
 
     def on_train_begin(self, logs=None):
+        if self._stock is None:
+            return
         if self._stock.histogram_freq and runtime.writes_with_session(self._stock):
             if not self.params.get("do_validation"):
                 self._leave_out_histograms()
         self._stock.on_train_begin(logs)
 
     def on_epoch_begin(self, epoch, logs=None):
-        # Keras assigns the validation arrays after `on_train_begin`.
-        if self._stock.histogram_freq and not self.validation_data:
-            if runtime.histograms_need_arrays(self._stock):
-                self._leave_out_histograms()
-        self._stock.on_epoch_begin(epoch, logs)
+        if self._stock is not None:
+            # Keras assigns the validation arrays after `on_train_begin`.
+            if self._stock.histogram_freq and not self.validation_data:
+                if runtime.histograms_need_arrays(self._stock):
+                    self._leave_out_histograms()
+            self._stock.on_epoch_begin(epoch, logs)
         self._recorder.begin_epoch(epoch)
 
     def on_epoch_end(self, epoch, logs=None):
-        self._stock.on_epoch_end(epoch, logs)
+        if self._stock is not None:
+            self._stock.on_epoch_end(epoch, logs)
         if self._histograms_left_out and epoch % self.histogram_freq == 0:
             with errors.contain(self._recorder.switch_off):
                 self._write_weights(epoch)
@@ -435,7 +444,8 @@ class TensorBoard(_GradientCallback):
 
     def on_train_end(self, logs=None):
         self._finish()
-        self._stock.on_train_end(logs)
+        if self._stock is not None:
+            self._stock.on_train_end(logs)
 
     def _implements_train_batch_hooks(self):
         return self._stock is None or self._stock._implements_train_batch_hooks()

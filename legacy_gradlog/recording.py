@@ -152,7 +152,9 @@ class Recorder:
         self._engine = engine
         try:
             engine.attach()
-            self._writer = make_writer()
+            # The others take part in what it takes to know a gradient, and write none.
+            writes = runtime.writes_logs(model)
+            self._writer = make_writer() if writes else writers.NoWriter()
         except BaseException:
             self.finish()
             raise

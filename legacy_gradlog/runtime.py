@@ -625,10 +625,46 @@ def divided(gradient, number):
     return gradient / tf.cast(number, gradient.dtype)
 
 
+def reduces_with_horovod(optimizer):
+    """Whether Horovod's wrapper made an optimizer, or the one that Keras wraps."""
+    classes = type(optimizer).__mro__
+    # Keras holds an optimizer of TensorFlow in one of its own.
+    classes += type(getattr(optimizer, "optimizer", None)).__mro__
+    return any(cls.__module__.split(".")[0] == "horovod" for cls in classes)
+
+
+def horovod_is_imported():
+    """Whether the graph can hold operations of Horovod."""
+    return "horovod.tensorflow" in sys.modules
+
+
+def writes_logs(model):
+    """Whether this process writes what is logged of a model.
+
+    Of several processes that train one model together, one does.
+    """
+    horovod = sys.modules.get("horovod.tensorflow")
+    if horovod is None:
+        return True
+    try:
+        return horovod.rank() == 0
+    except ValueError:
+        # Imported, but `init` was not called: one process that trains alone.
+        return True
+
+
+def clips_in_get_gradients(optimizer):
+    """Whether a graph-mode optimizer that clips does it in `get_gradients`.
+
+    Since TF 2.4 that leaves the clipping to `apply_gradients`.
+    """
+    return not hasattr(optimizer, "_transform_gradients")
+
+
 def makes_own_gradients(optimizer):
     """Whether a graph-mode optimizer's class has a `get_gradients` not of Keras.
 
-    Horovod's reduces over the workers, and a user's may do anything.
+    A user's may do anything.
     """
     module = getattr(type(optimizer).get_gradients, "__module__", "")
     return module.split(".")[0] not in ("keras", "tensorflow", "tensorflow_core")
@@ -637,11 +673,10 @@ def makes_own_gradients(optimizer):
 def clipped_gradients(optimizer, loss, variables):
     """Returns the gradients of a graph-mode optimizer, all of them, after clipping."""
     gradients = optimizer.get_gradients(loss, variables)
-    if hasattr(optimizer, "_transform_gradients"):
-        # Since TF 2.4 `get_gradients` leaves the clipping to `apply_gradients`.
-        pairs = optimizer._transform_gradients(list(zip(gradients, variables)))
-        return [gradient for gradient, _ in pairs]
-    return gradients
+    if clips_in_get_gradients(optimizer):
+        return gradients
+    pairs = optimizer._transform_gradients(list(zip(gradients, variables)))
+    return [gradient for gradient, _ in pairs]
 
 
 def end_of_data_errors():

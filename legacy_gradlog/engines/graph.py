@@ -12,11 +12,16 @@ import copy
 from .. import errors, runtime
 from ..errors import UnsupportedError
 from .base import Capture, Engine
+from .reductions import Reductions
 from .sketch_ops import sketch_rows
 
 __all__ = ["GraphEngine"]
 
 _CACHE = "_legacy_gradlog"
+
+#: Of what is built here. Horovod's workers find each other's operations by name, and
+#: one that logs must not name what is built after it otherwise than the others do.
+_SCOPE = "legacy_gradlog"
 
 
 class GraphEngine(Engine):
@@ -41,7 +46,7 @@ class GraphEngine(Engine):
                 )
             )
         function = runtime.session_train_function(self.model, self._in_fit)
-        self.outputs = _Outputs.of(self.model, self.request, self.select)
+        self.outputs = _Outputs.of(self.model, function, self.request, self.select)
         self._dispatcher = _Dispatcher.of(function)
         self._dispatcher.engines.append(self)
 
@@ -106,9 +111,12 @@ class _Outputs:
         tensors: counts ``(n, SIZE)`` and moments ``(n, 5)``.
     """
 
-    def __init__(self, model, request, select):
+    def __init__(self, model, reductions, request, select):
         weights = [w for w in select([]) if runtime.is_floating(w.variable)]
-        gradients = self._gradients(model, request, weights)
+        if reductions is not None:
+            gradients = self._reduced_gradients(model, reductions, request, weights)
+        else:
+            gradients = self._gradients(model, request, weights)
         found = [(w, g) for w, g in zip(weights, gradients) if g is not None]
         #: Copies of train functions that fetch these: ``(function, outputs, copy)``.
         self.copies = []
@@ -119,8 +127,8 @@ class _Outputs:
             self.tensors = list(sketch_rows([gradient for _, gradient in found]))
 
     @classmethod
-    def of(cls, model, request, select):
-        """Returns the outputs for a model, built in an earlier fit or now."""
+    def of(cls, model, function, request, select):
+        """Returns the outputs for a train function, built in an earlier fit or now."""
         model = runtime.session_model(model)
         loss = model.total_loss
         # `compile` makes another loss tensor, and what is built here goes with it.
@@ -128,11 +136,33 @@ class _Outputs:
         if built is None:
             built = {}
             setattr(loss, _CACHE, built)
+        reductions = _reductions_of(model, function)
         key = (request.clipped, request.layers)
+        if reductions is not None:
+            # Another train function has reductions of its own.
+            key += (function.updates_op.name,)
         if key not in built:
-            with loss.graph.as_default():
-                built[key] = cls(model, request, select)
+            with loss.graph.as_default(), runtime.tensorflow().name_scope(_SCOPE):
+                built[key] = cls(model, reductions, request, select)
         return built[key]
+
+    @staticmethod
+    def _reduced_gradients(model, reductions, request, weights):
+        """Returns the gradients that Horovod reduces in every step anyway.
+
+        To build gradients of our own would be to reduce them once more, on those
+        workers only that log.
+        """
+        early = runtime.clips_in_get_gradients(model.optimizer)
+        if runtime.clips(model.optimizer) and early != request.clipped:
+            raise UnsupportedError(
+                "Under Horovod the gradient is known where it is reduced, and this "
+                "optimizer clips {} that. Received: `clipped={}`. With `clipped={}` "
+                "the reduced gradient is logged.".format(
+                    "before" if early else "after", request.clipped, early
+                )
+            )
+        return [reductions.gradient_of(w.variable, w.path) for w in weights]
 
     @staticmethod
     def _gradients(model, request, weights):
@@ -154,6 +184,16 @@ class _Outputs:
         )
         by_id = {id(v): gradient for v, gradient in zip(trained, gradients)}
         return [by_id[id(weight.variable)] for weight in weights]
+
+
+def _reductions_of(model, function):
+    """Returns the `Reductions` of a train function, None where Horovod is not used."""
+    if not runtime.horovod_is_imported():
+        return None
+    reductions = Reductions(function.updates_op)
+    if reductions or runtime.reduces_with_horovod(model.optimizer):
+        return reductions
+    return None
 
 
 class _Dispatcher:
