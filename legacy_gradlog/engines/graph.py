@@ -29,6 +29,14 @@ class GraphEngine(Engine):
         self._counting = False
 
     def _attach(self):
+        names = runtime.stateful_loops(self.model)
+        if names:
+            raise UnsupportedError(
+                "A stateful recurrent layer must be unrolled for its gradients to be "
+                "logged on this TensorFlow, where a step may read the state that it "
+                "has just written. Received: {}. Build it with `unroll=True`, or take "
+                "TensorFlow 1.10 or later.".format(", ".join(names))
+            )
         self.outputs = _Outputs.of(self.model, self.request, self.select)
         self._dispatcher = _Dispatcher.of(runtime.session_train_function(self.model))
         self._dispatcher.engines.append(self)
