@@ -88,13 +88,17 @@ class Framework:
         variables = variables() if callable(variables) else variables
         return [np.array(variable) for variable in variables]
 
-    def optimizer(self, name="SGD", **kwargs):
-        """Returns an optimizer that this mode can train with."""
+    def optimizer_class(self, name="SGD"):
+        """Returns the class of an optimizer that this mode can train with."""
         optimizers = self.keras.optimizers
         if not self.eager:
             # Keras 2.11 and later: only the legacy ones have `get_updates`.
             optimizers = getattr(optimizers, "legacy", optimizers)
-        cls = getattr(optimizers, name)
+        return getattr(optimizers, name)
+
+    def optimizer(self, name="SGD", **kwargs):
+        """Returns an optimizer that this mode can train with."""
+        cls = self.optimizer_class(name)
         rate = kwargs.pop("rate", LEARNING_RATE)
         names = inspect.signature(cls.__init__).parameters
         kwargs["learning_rate" if "learning_rate" in names else "lr"] = rate
@@ -115,13 +119,16 @@ class Framework:
         model.compile(optimizer or self.optimizer(), "mse", **kwargs)
         return Trained(model, _dense(d1) + _norm(bn) + _dense(d2))
 
-    def linear_model(self, optimizer=None, inputs=4, loss="mse", **kwargs):
+    def linear_model(
+        self, optimizer=None, inputs=4, loss="mse", kernel_constraint=None, **kwargs
+    ):
         """One Dense layer without bias."""
         dense = self.layers.Dense(
             1,
             use_bias=False,
             name="d",
             kernel_initializer="ones",
+            kernel_constraint=kernel_constraint,
             **self._input(inputs)
         )
         stack = [dense]

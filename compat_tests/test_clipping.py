@@ -1,4 +1,6 @@
-"""The gradient before and after the optimizer's own clipping."""
+"""The gradient before and after the optimizer's own clipping, for every optimizer."""
+
+import inspect
 
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ from packaging.version import Version
 
 from legacy_gradlog import GradientLogger, TensorBoard
 
-from .oracle import updates_of
+from .conftest import available
+from .frameworks import BATCH, LEARNING_RATE, Trained
 
 if Version("2.0") <= Version(tf.__version__) < Version("2.2"):
     pytest.skip(
@@ -16,27 +19,72 @@ if Version("2.0") <= Version(tf.__version__) < Version("2.2"):
     )
 
 
-@pytest.mark.parametrize("clipped", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("how", ["clipnorm", "clipvalue"])
-def test_clipping(fw, tmp_path, clipped, how):
-    """Mean of ``x * w`` with w = 1: the gradient of w is the mean of x."""
-    x = np.zeros((8, 2), "float32")
-    x[:, 0], x[:, 1] = 3.0, -4.0
-    y = np.zeros((8, 1), "float32")
-    trained = fw.linear_model(
-        fw.optimizer(**{how: 2.5}), inputs=2, loss=lambda y_true, y_pred: y_pred
-    )
-    weights = fw.recorder(trained)
-    callbacks = [
-        GradientLogger(str(tmp_path / "a"), clipped=clipped),
-        TensorBoard(str(tmp_path / "b"), write_grads=True, grads_clipped=clipped),
-    ]
-    fw.fit(trained.model, x, y, callbacks=callbacks + [weights])
+def optimizers_of(fw):
+    """Returns class -> name of every `SGD` that a framework has and can train with."""
+    found = {fw.optimizer_class(): "default"}
+    for name in ("legacy", "experimental"):
+        cls = getattr(getattr(fw.keras.optimizers, name, None), "SGD", None)
+        # Keras 3 keeps the names of what it has not; graphs need `get_updates`.
+        if hasattr(cls, "apply_gradients") and (fw.eager or hasattr(cls, "get_updates")):
+            found.setdefault(cls, name)
+    return found
 
-    after = {"clipnorm": [-2.0, 1.5], "clipvalue": [-2.5, 2.5]}[how]
-    expected = after if clipped else [-4.0, 3.0]
-    for callback in callbacks:
-        record = callback.latest["d/kernel"]
-        np.testing.assert_allclose([record.min, record.max], expected, rtol=1e-5)
-    applied = updates_of(weights, "d/kernel")[0].values
-    np.testing.assert_allclose(sorted(applied), after, rtol=1e-5)
+
+def ways_to_clip(cls):
+    names = set(inspect.signature(cls.__init__).parameters) | set(dir(cls))
+    return ["clipvalue", "clipnorm"] + ["global_clipnorm"] * ("global_clipnorm" in names)
+
+
+CASES = [
+    pytest.param(fw, cls, how, id="-".join([fw.name, name, how]))
+    for fw in available()
+    for cls, name in optimizers_of(fw).items()
+    for how in ways_to_clip(cls)
+]
+GRADIENTS = {"a/kernel": [3.0, -4.0], "b/kernel": [0.0, 12.0]}
+#: Early Kerases take the norm of all gradients together for `clipnorm`, too.
+CLIPPED = {
+    "clipvalue": [{"a/kernel": [2.5, -2.5], "b/kernel": [0.0, 2.5]}],
+    "clipnorm": [
+        {"a/kernel": [1.5, -2.0], "b/kernel": [0.0, 2.5]},
+        {"a/kernel": [7.5 / 13, -10 / 13], "b/kernel": [0.0, 30 / 13]},
+    ],
+    "global_clipnorm": [
+        {"a/kernel": [7.5 / 13, -10 / 13], "b/kernel": [0.0, 30 / 13]}
+    ],
+}
+
+
+@pytest.mark.parametrize("framework, cls, how", CASES)
+def test_clipping(framework, cls, how, tmp_path):
+    """Mean of ``x * w``: the gradient of each w is its x. Both loggers in one fit."""
+    layers = framework.layers
+    inputs = [layers.Input((2,)), layers.Input((2,))]
+    dense = [layers.Dense(1, use_bias=False, name=name) for name in "ab"]
+    outputs = layers.Add()([layer(i) for layer, i in zip(dense, inputs)])
+    model = framework.keras.models.Model(inputs, outputs)
+    model.compile(cls(LEARNING_RATE, **{how: 2.5}), lambda y_true, y_pred: y_pred)
+    trained = Trained(model, [(d.name + "/kernel", d, 0) for d in dense])
+    x = [np.tile(np.float32(g), (BATCH, 1)) for g in GRADIENTS.values()]
+    callbacks = [
+        GradientLogger(str(tmp_path / "before")),
+        TensorBoard(str(tmp_path / "after"), write_grads=True, grads_clipped=True),
+    ]
+    weights = trained.weights()
+    framework.fit(model, x, np.zeros((BATCH, 1)), callbacks=callbacks)
+
+    applied = {
+        path: ((weights[path] - value) / LEARNING_RATE).ravel()
+        for path, value in trained.weights().items()
+    }
+    assert any(
+        all(np.allclose(applied[path], values[path], atol=1e-5) for path in values)
+        for values in CLIPPED[how]
+    )
+    for callback, expected in zip(callbacks, [GRADIENTS, applied]):
+        for path in trained.paths:
+            record = callback.latest[path]
+            lowest, highest = min(expected[path]), max(expected[path])
+            np.testing.assert_allclose(
+                [record.min, record.max], [lowest, highest], atol=1e-5
+            )

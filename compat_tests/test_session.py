@@ -85,6 +85,26 @@ def test_own_gradients_of_an_optimizer(fw, tmp_path):
 
 
 @pytest.mark.skipif(
+    Version(tf.__version__) >= Version("1.10"),
+    reason="from TensorFlow 1.10 on they are logged: test_styles",
+)
+def test_the_state_of_a_loop_is_refused(fw, tmp_path):
+    """The step may read what it has just written, another time in the gradient."""
+    layers = fw.layers
+    inner = layers.Input(batch_shape=(8, 2, 2))
+    recurrent = layers.LSTM(2, stateful=True, name="rnn")
+    nested = fw.keras.models.Model(inner, recurrent(inner))
+    inputs = layers.Input(batch_shape=(8, 2, 2))
+    model = fw.keras.models.Model(inputs, layers.Dense(1)(nested(inputs)))
+    model.compile(fw.optimizer(), "mse")
+    x, y = small_data()
+    with pytest.raises(UnsupportedError) as caught:
+        logger = GradientLogger(str(tmp_path))
+        fw.fit(model, x.reshape(40, 2, 2), y, callbacks=[logger])
+    assert "Received: rnn. Build it with `unroll=True`" in str(caught.value)
+
+
+@pytest.mark.skipif(
     Version(tf.__version__) < Version("1.7"),
     reason="eager execution came with TensorFlow 1.7",
 )

@@ -302,6 +302,24 @@ def _layers_within(items):
                 yield layer
 
 
+def stateful_loops(layer):
+    """Returns the names of recurrent layers whose gradient cannot be taken beside.
+
+    In TensorFlow 1.4 a state is a ref variable: what reads it in the course of a step
+    may see what the step has just written, and a loop's gradient that is built a second
+    time reads it once more. From TF 1.10 on the two agree. Delete when TF 1.4 is
+    dropped.
+    """
+    if Version(tensorflow().__version__) >= Version("1.10"):
+        return []
+    names = []
+    if getattr(layer, "stateful", False) and getattr(layer, "unroll", True) is False:
+        names.append(layer.name)
+    for child in sublayers(layer):
+        names += stateful_loops(child)
+    return names
+
+
 def own_weights(layer, children):
     """Returns the weights of a layer that none of its sublayers has."""
     below = {id(weight) for child in children for weight in child.weights}

@@ -45,6 +45,14 @@ class GraphEngine(Engine):
                     type(optimizer).__name__
                 )
             )
+        names = runtime.stateful_loops(self.model)
+        if names:
+            raise UnsupportedError(
+                "A stateful recurrent layer must be unrolled for its gradients to be "
+                "logged on this TensorFlow, where a step may read the state that it "
+                "has just written. Received: {}. Build it with `unroll=True`, or take "
+                "TensorFlow 1.10 or later.".format(", ".join(names))
+            )
         function = runtime.session_train_function(self.model, self._in_fit)
         self.outputs = _Outputs.of(self.model, function, self.request, self.select)
         self._dispatcher = _Dispatcher.of(function)
