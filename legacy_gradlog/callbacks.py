@@ -4,6 +4,7 @@ Plain classes, no Keras subclasses: which Keras they belong to is decided by the
 """
 
 import os
+import tempfile
 
 from . import arguments, errors, patching, runtime, sketch, tags, writers
 from .arguments import parse_settings
@@ -257,7 +258,7 @@ class TensorBoard(_GradientCallback):
         grads_scalars=("mean_abs", "norm"),
         **native
     ):
-        self._stock = None
+        self._stock = self._scratch = None
         self._validation_data = None
         self._told_left_out = False
         super().__init__()
@@ -320,7 +321,8 @@ class TensorBoard(_GradientCallback):
 
     def set_model(self, model):
         super().set_model(model)
-        writers.check_directory(self.log_dir)
+        if runtime.writes_logs(model):
+            writers.check_directory(self.log_dir)
         self._make_stock(model)
         if self.write_grads:
             self._start(model, self._make_writer)
@@ -342,8 +344,14 @@ class TensorBoard(_GradientCallback):
             )
         if type(self._stock) is not stock_class or self._stock_dir != self.log_dir:
             kwargs = arguments.stock_kwargs(stock_class, self._native)
+            log_dir = os.fspath(self.log_dir)
+            if not runtime.writes_logs(model):
+                # To read a variable may take all workers: the stock callback must do
+                # here what it does where the log is written.
+                self._scratch = tempfile.TemporaryDirectory()
+                log_dir = self._scratch.name
             self._stock = stock_class(
-                log_dir=os.fspath(self.log_dir),
+                log_dir=log_dir,
                 histogram_freq=self.histogram_freq,
                 **kwargs
             )
@@ -409,6 +417,9 @@ class TensorBoard(_GradientCallback):
     def on_train_end(self, logs=None):
         self._finish()
         self._stock.on_train_end(logs)
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = self._stock_dir = None
 
     def _implements_train_batch_hooks(self):
         return self._stock is None or self._stock._implements_train_batch_hooks()

@@ -87,7 +87,8 @@ class Recorder:
         self._engine = engine
         try:
             engine.attach()
-            self._writer = make_writer()
+            writes = runtime.writes_logs(model)
+            self._writer = make_writer() if writes else writers.NoWriter()
         except BaseException:
             self.finish()
             raise

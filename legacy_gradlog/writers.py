@@ -20,6 +20,7 @@ except ImportError:
     fcntl = None
 
 __all__ = [
+    "NoWriter",
     "OwnWriter",
     "StockWriter",
     "check_directory",
@@ -144,6 +145,19 @@ class OwnWriter(StockWriter):
 
     def close(self):
         self._writer.close()
+
+
+class NoWriter:
+    """Writes nothing, for a process that leaves the log to another one."""
+
+    def write(self, summary, step):
+        """Drops one `Summary`."""
+
+    def flush(self):
+        """Does nothing."""
+
+    def close(self):
+        """Does nothing."""
 
 
 def check_directory(log_dir):
