@@ -277,10 +277,11 @@ def files_below(log_dir):
     return found
 
 
-def run_script(script, log_dir, *arguments):
+def run_script(script, log_dir, *arguments, timeout=None):
     """Runs a script in a process of its own, which some settings hold for.
 
-    Its working directory, and its first argument, is ``log_dir``.
+    Its working directory, and its first argument, is ``log_dir``; it is killed after
+    ``timeout`` seconds.
 
     Returns:
         What it printed.
@@ -292,4 +293,5 @@ def run_script(script, log_dir, *arguments):
         command + list(arguments),
         cwd=str(log_dir),
         env=dict(os.environ, PYTHONPATH=path),
+        timeout=timeout,
     ).decode()

@@ -1,4 +1,4 @@
-"""`MirroredStrategy` on two logical CPU devices: one number for the global batch.
+"""Strategies of one process on two logical CPU devices: one number for the batch.
 
 Each case is a process of its own, since devices are divided before anything runs.
 """
@@ -29,7 +29,13 @@ config.set_virtual_device_configuration(cpu, [config.VirtualDeviceConfiguration(
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
 (fw,) = [f for f in conftest.available() if f.name == sys.argv[2]]
-strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+strategy = {
+    "mirrored": lambda: tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]),
+    "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
+        ["/cpu:0", "/cpu:1"], "/cpu:0"
+    ),
+    "one device": lambda: tf.distribute.OneDeviceStrategy("/cpu:1"),
+}[sys.argv[3]]()
 """
 
 
@@ -39,7 +45,11 @@ def run(script, fw, log_dir, *arguments):
     return run_script(TWO_REPLICAS + script, log_dir, fw.name, *arguments)
 
 
-def test_by_hand(fw, tmp_path):
+TWO = ["mirrored", "central storage"]
+
+
+@pytest.mark.parametrize("strategy", TWO + ["one device"])
+def test_by_hand(fw, tmp_path, strategy):
     """Mean of ``(w x - y)^2`` at w = 0 and x = 1: -2 times the mean of y, -8."""
     script = """
 with strategy.scope():
@@ -52,11 +62,12 @@ for event in oracle.read_events(fw, "logs"):
     if event.tag == "d/kernel_0_grad":
         print(event.step, event.value.num, event.value.min, event.value.max)
 """
-    printed = run(script, fw, tmp_path).strip().split("\n")[-3:]
+    printed = run(script, fw, tmp_path, strategy).strip().split("\n")[-3:]
     assert printed == ["{} 1.0 -8.0 -8.0".format(step) for step in range(3)]
 
 
 CLIPPED = pytest.param(
+    "mirrored",
     "clipped",
     marks=pytest.mark.skipif(
         Version(tf.__version__) < Version("2.4"),
@@ -65,8 +76,8 @@ CLIPPED = pytest.param(
 )
 
 
-@pytest.mark.parametrize("clipped", ["", CLIPPED])
-def test_everything_in_one_model(fw, tmp_path, clipped):
+@pytest.mark.parametrize("strategy, clipped", [(name, "") for name in TWO] + [CLIPPED])
+def test_everything_in_one_model(fw, tmp_path, strategy, clipped):
     """Dropout, BatchNormalization, an embedding; clipped where the weights tell it."""
     script = """
 clipped = "clipped" in sys.argv
@@ -101,10 +112,11 @@ for path in trained.paths:
         oracle.assert_histogram(histogram, pool)
 print("all compared")
 """
-    assert run(script, fw, tmp_path, clipped).endswith("all compared\n")
+    assert run(script, fw, tmp_path, strategy, clipped).endswith("all compared\n")
 
 
-def test_training_is_bit_identical(fw, tmp_path):
+@pytest.mark.parametrize("strategy", TWO)
+def test_training_is_bit_identical(fw, tmp_path, strategy):
     script = """
 def train(callbacks):
     fw.clear()
@@ -123,4 +135,4 @@ for first, second, third in zip(plain, again, ours):
     np.testing.assert_array_equal(first, third)
 print("identical", len(ours))
 """
-    assert run(script, fw, tmp_path).split()[-2:] == ["identical", "9"]
+    assert run(script, fw, tmp_path, strategy).split()[-2:] == ["identical", "9"]

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from packaging.version import Version
 
-from . import oracle
+from . import cluster, oracle
 from .frameworks import run_script
 
 if Version(tf.__version__) < Version("2.4"):
@@ -104,7 +104,8 @@ def run(fw, tmp_path_factory):
         pytest.skip("`fit` of this Keras cannot train under this strategy; refused")
     if fw.name not in _runs:
         log_dir = tmp_path_factory.mktemp("cluster")
-        printed = run_script(CLUSTER + CASES, log_dir, fw.name)
+        timeout = cluster.SECONDS
+        printed = run_script(CLUSTER + CASES, log_dir, fw.name, timeout=timeout)
         (line,) = [x for x in printed.split("\n") if x.startswith("RESULT ")]
         _runs[fw.name] = log_dir, json.loads(line[len("RESULT ") :])
     return _runs[fw.name]
@@ -162,7 +163,8 @@ def test_a_keras_that_cannot_train_is_refused(fw, tmp_path):
         pytest.skip("strategies are logged in eager mode only")
     if not fw.is_keras_3 and fw.tf_version >= Version("2.5"):
         pytest.skip("it can")
-    printed = run_script(CLUSTER + NO_FIT, tmp_path, fw.name)
+    timeout = cluster.SECONDS
+    printed = run_script(CLUSTER + NO_FIT, tmp_path, fw.name, timeout=timeout)
     plain, ours = [x for x in printed.split("\n") if x.startswith("FAILED ")]
     assert plain.startswith("FAILED ValueError")
     assert ours.startswith("FAILED UnsupportedError The strategy must be one that")
