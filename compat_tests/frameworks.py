@@ -15,8 +15,7 @@ from packaging.version import Version
 LEARNING_RATE = 0.25
 BATCH = 8
 
-#: Begins a script of `run_script` whose second argument names a framework.
-TWO_REPLICAS = """
+_TWO_REPLICAS = """
 import sys
 import numpy as np
 import tensorflow as tf
@@ -30,7 +29,13 @@ config.set_virtual_device_configuration(cpu, [config.VirtualDeviceConfiguration(
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
 (fw,) = [f for f in conftest.available() if f.name == sys.argv[2]]
-strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+strategy = {
+    "mirrored": lambda: tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]),
+    "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(
+        ["/cpu:0", "/cpu:1"], "/cpu:0"
+    ),
+    "one device": lambda: tf.distribute.OneDeviceStrategy("/cpu:1"),
+}[sys.argv[3]]()
 """
 
 
@@ -298,10 +303,11 @@ def files_below(log_dir):
     return found
 
 
-def run_script(script, log_dir, *arguments):
+def run_script(script, log_dir, *arguments, timeout=None):
     """Runs a script in a process of its own, which some settings hold for.
 
-    Its working directory, and its first argument, is ``log_dir``.
+    Its working directory, and its first argument, is ``log_dir``; it is killed after
+    ``timeout`` seconds.
 
     Returns:
         What it printed.
@@ -313,4 +319,17 @@ def run_script(script, log_dir, *arguments):
         command + list(arguments),
         cwd=str(log_dir),
         env=dict(os.environ, PYTHONPATH=path),
+        timeout=timeout,
     ).decode()
+
+
+def run_replicas(script, fw, log_dir, *arguments, strategy="mirrored"):
+    """Runs a script on two logical devices, in a process of its own.
+
+    It finds ``fw``, its framework, ``strategy``, and what else its tests need. The
+    devices are divided before anything runs.
+
+    Returns:
+        What it printed.
+    """
+    return run_script(_TWO_REPLICAS + script, log_dir, fw.name, strategy, *arguments)

@@ -1,4 +1,4 @@
-"""`MirroredStrategy` on two logical CPU devices: one number for the global batch.
+"""Strategies of one process on two logical CPU devices: one number for the batch.
 
 Each case is a process of its own, since devices are divided before anything runs.
 """
@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from packaging.version import Version
 
-from .frameworks import TWO_REPLICAS, run_script
+from .frameworks import run_replicas
 
 if Version(tf.__version__) < Version("2.2"):
     pytest.skip(
@@ -15,13 +15,18 @@ if Version(tf.__version__) < Version("2.2"):
         allow_module_level=True,
     )
 
-def run(script, fw, log_dir, *arguments):
+
+def run(script, fw, log_dir, strategy, *arguments):
     if not fw.eager:
         pytest.skip("strategies are logged in eager mode only")
-    return run_script(TWO_REPLICAS + script, log_dir, fw.name, *arguments)
+    return run_replicas(script, fw, log_dir, *arguments, strategy=strategy)
 
 
-def test_by_hand(fw, tmp_path):
+TWO = ["mirrored", "central storage"]
+
+
+@pytest.mark.parametrize("strategy", TWO + ["one device"])
+def test_by_hand(fw, tmp_path, strategy):
     """Mean of ``(w x - y)^2`` at w = 0 and x = 1: -2 times the mean of y, -8."""
     script = """
 with strategy.scope():
@@ -34,11 +39,12 @@ for event in oracle.read_events(fw, "logs"):
     if event.tag == "d/kernel_0_grad":
         print(event.step, event.value.num, event.value.min, event.value.max)
 """
-    printed = run(script, fw, tmp_path).strip().split("\n")[-3:]
+    printed = run(script, fw, tmp_path, strategy).strip().split("\n")[-3:]
     assert printed == ["{} 1.0 -8.0 -8.0".format(step) for step in range(3)]
 
 
 CLIPPED = pytest.param(
+    "mirrored",
     "clipped",
     marks=pytest.mark.skipif(
         Version(tf.__version__) < Version("2.4"),
@@ -47,8 +53,8 @@ CLIPPED = pytest.param(
 )
 
 
-@pytest.mark.parametrize("clipped", ["", CLIPPED])
-def test_everything_in_one_model(fw, tmp_path, clipped):
+@pytest.mark.parametrize("strategy, clipped", [(name, "") for name in TWO] + [CLIPPED])
+def test_everything_in_one_model(fw, tmp_path, strategy, clipped):
     """Dropout, BatchNormalization, an embedding; clipped where the weights tell it."""
     script = """
 clipped = "clipped" in sys.argv
@@ -83,10 +89,11 @@ for path in trained.paths:
         oracle.assert_histogram(histogram, pool)
 print("all compared")
 """
-    assert run(script, fw, tmp_path, clipped).endswith("all compared\n")
+    assert run(script, fw, tmp_path, strategy, clipped).endswith("all compared\n")
 
 
-def test_training_is_bit_identical(fw, tmp_path):
+@pytest.mark.parametrize("strategy", TWO)
+def test_training_is_bit_identical(fw, tmp_path, strategy):
     script = """
 def train(callbacks):
     fw.clear()
@@ -105,4 +112,4 @@ for first, second, third in zip(plain, again, ours):
     np.testing.assert_array_equal(first, third)
 print("identical", len(ours))
 """
-    assert run(script, fw, tmp_path).split()[-2:] == ["identical", "9"]
+    assert run(script, fw, tmp_path, strategy).split()[-2:] == ["identical", "9"]

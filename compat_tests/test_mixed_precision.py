@@ -13,9 +13,8 @@ from legacy_gradlog import GradientLogger, errors
 
 from .frameworks import (
     LEARNING_RATE,
-    TWO_REPLICAS,
     Trained,
-    run_script,
+    run_replicas,
     small_data,
 )
 from .oracle import (
@@ -229,5 +228,5 @@ oracle.assert_step_level(events, weights, trained.paths, finite)
 bad = [e.step for e in events if e.tag == "grad_nonfinite/d1/kernel"]
 print("flagged", bad)
 """
-    printed = run_script(TWO_REPLICAS + script, tmp_path, fw.name)
+    printed = run_replicas(script, fw, tmp_path)
     assert printed.endswith("flagged [1, 6]\n")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from legacy_gradlog import GradientLogger, TensorBoard, tags
 
-from .frameworks import BATCH, Trained, run_script
+from .frameworks import BATCH, Trained, run_replicas
 from .oracle import (
     assert_histogram,
     assert_scalars,
@@ -21,7 +21,6 @@ from .oracle import (
     read_events,
     updates_of,
 )
-from .test_mirrored import TWO_REPLICAS
 
 tfrs = pytest.importorskip(
     "tensorflow_recommenders", reason="TensorFlow Recommenders is not in this line"
@@ -143,7 +142,7 @@ with strategy.scope():
 test_recommenders.train_and_compare(fw, trained, "logs")
 print("all compared")
 """
-    printed = run_script(TWO_REPLICAS + script, tmp_path, fw.name)
+    printed = run_replicas(script, fw, tmp_path)
     assert printed.endswith("all compared\n")
 
 

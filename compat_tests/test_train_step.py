@@ -5,7 +5,6 @@ Under a strategy, every way to have the gradients of the replicas reduced.
 
 import inspect
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from packaging.version import Version
@@ -13,10 +12,9 @@ from packaging.version import Version
 from legacy_gradlog import GradientLogger
 
 from .conftest import available
-from .frameworks import LEARNING_RATE, Trained, run_script, small_data
+from .frameworks import LEARNING_RATE, Trained, run_replicas, small_data
 from .oracle import assert_step_level, expected_keys, keys, read_events
 from .test_clipping import optimizers_of
-from .test_mirrored import TWO_REPLICAS
 
 if Version(tf.__version__) < Version("2.2"):
     pytest.skip("`train_step` came with TensorFlow 2.2", allow_module_level=True)
@@ -161,5 +159,5 @@ from compat_tests import test_train_step
 test_train_step.train_under(strategy, fw)
 print("all compared")
 """
-    printed = run_script(TWO_REPLICAS + script, tmp_path, fw.name)
+    printed = run_replicas(script, fw, tmp_path)
     assert printed.endswith("all compared\n")

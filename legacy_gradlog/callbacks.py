@@ -5,6 +5,7 @@ Plain classes, no Keras subclasses: which Keras they belong to is decided by the
 
 import contextlib
 import os
+import tempfile
 
 from . import arguments, errors, patching, runtime, sketch, tags, writers
 from .arguments import parse_settings
@@ -285,6 +286,7 @@ class TensorBoard(_GradientCallback):
         **native
     ):
         self._stock = None
+        self._scratch = None
         self._validation_data = None
         self._told_left_out = False
         super().__init__()
@@ -349,11 +351,7 @@ class TensorBoard(_GradientCallback):
         super().set_model(model)
         if runtime.writes_logs(model):
             writers.check_directory(self.log_dir)
-            self._make_stock(model)
-        else:
-            # Its files are those of every process, and the last one's would stay.
-            self._stock = None
-            self._histograms_left_out = False
+        self._make_stock(model)
         if self.write_grads:
             self._start(model, self._make_writer)
 
@@ -374,8 +372,14 @@ class TensorBoard(_GradientCallback):
             )
         if type(self._stock) is not stock_class or self._stock_dir != self.log_dir:
             kwargs = arguments.stock_kwargs(stock_class, self._native)
+            log_dir = os.fspath(self.log_dir)
+            if not runtime.writes_logs(model):
+                # To read a variable may take all workers: the stock callback must do
+                # here what it does where the log is written.
+                self._scratch = tempfile.TemporaryDirectory()
+                log_dir = self._scratch.name
             self._stock = stock_class(
-                log_dir=os.fspath(self.log_dir),
+                log_dir=log_dir,
                 histogram_freq=self.histogram_freq,
                 **kwargs
             )
@@ -407,25 +411,21 @@ class TensorBoard(_GradientCallback):
             )
 
     def on_train_begin(self, logs=None):
-        if self._stock is None:
-            return
         if self._stock.histogram_freq and runtime.writes_with_session(self._stock):
             if not self.params.get("do_validation"):
                 self._leave_out_histograms()
         self._stock.on_train_begin(logs)
 
     def on_epoch_begin(self, epoch, logs=None):
-        if self._stock is not None:
-            # Keras assigns the validation arrays after `on_train_begin`.
-            if self._stock.histogram_freq and not self.validation_data:
-                if runtime.histograms_need_arrays(self._stock):
-                    self._leave_out_histograms()
-            self._stock.on_epoch_begin(epoch, logs)
+        # Keras assigns the validation arrays after `on_train_begin`.
+        if self._stock.histogram_freq and not self.validation_data:
+            if runtime.histograms_need_arrays(self._stock):
+                self._leave_out_histograms()
+        self._stock.on_epoch_begin(epoch, logs)
         self._recorder.begin_epoch(epoch)
 
     def on_epoch_end(self, epoch, logs=None):
-        if self._stock is not None:
-            self._stock.on_epoch_end(epoch, logs)
+        self._stock.on_epoch_end(epoch, logs)
         if self._histograms_left_out and epoch % self.histogram_freq == 0:
             with errors.contain(self._recorder.switch_off):
                 self._write_weights(epoch)
@@ -444,8 +444,10 @@ class TensorBoard(_GradientCallback):
 
     def on_train_end(self, logs=None):
         self._finish()
-        if self._stock is not None:
-            self._stock.on_train_end(logs)
+        self._stock.on_train_end(logs)
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = self._stock_dir = None
 
     def _implements_train_batch_hooks(self):
         return self._stock is None or self._stock._implements_train_batch_hooks()

@@ -399,19 +399,106 @@ def replicas_of(model):
     return 1 if strategy is None else strategy.num_replicas_in_sync
 
 
-def unsupported_strategy(model):
-    """Returns the distribution strategy of a model if it is none that can be logged.
+#: Strategies whose replicas are all in one process.
+_ONE_PROCESS = (
+    "_DefaultDistributionStrategy",
+    "OneDeviceStrategy",
+    "MirroredStrategy",
+    "CentralStorageStrategy",
+)
+#: What `MultiWorkerMirroredStrategy` has been called inside.
+_SEVERAL_WORKERS = (
+    "CollectiveAllReduceStrategy",
+    "_CollectiveAllReduceStrategyExperimental",
+)
 
-    In one process the replicas' parts of a gradient can be put together.
+
+def strategy_refusal(model, cadence):
+    """Returns why gradients cannot be logged under a model's strategy, None if they can.
+
+    Args:
+        model: The model.
+        cadence: The `schedule.Cadence` that is wanted.
     """
     strategy = strategy_of(model)
-    if strategy is None or type(strategy).__name__ in (
-        "_DefaultDistributionStrategy",
-        "OneDeviceStrategy",
-        "MirroredStrategy",
-    ):
+    name = type(strategy).__name__
+    keras = "{0[0]} {1}".format(_keras_of(model), _version_text(_keras_of(model)[1]))
+    if strategy is None or name in _ONE_PROCESS[:3]:
         return None
-    return strategy
+    if training_loop(model) == ATTRIBUTE:
+        if name == "CentralStorageStrategy":
+            return None
+        if name in _SEVERAL_WORKERS and not _is_keras_3(_keras_of(model)[1]):
+            return None
+        if name == "ParameterServerStrategyV2" and schedules_steps(model):
+            return _scheduled_refusal(strategy, cadence)
+        if name in _SEVERAL_WORKERS + ("ParameterServerStrategyV2",):
+            return (
+                "The strategy must be one that `fit` can train under for gradients to "
+                "be logged. Received: {!r} with {}, which fails without any callback, "
+                "too. Train with `MirroredStrategy`, or with `tf_keras`.".format(
+                    name, keras
+                )
+            )
+    return (
+        "The model must train without a strategy, or under one whose gradients are "
+        "known: `MirroredStrategy`, `OneDeviceStrategy`, and since TensorFlow 2.2 "
+        "`CentralStorageStrategy` and `MultiWorkerMirroredStrategy`, since 2.8 "
+        "`ParameterServerStrategy`. Received: {!r} with {} on TensorFlow {}.".format(
+            name, keras, tensorflow().__version__
+        )
+    )
+
+
+def _scheduled_refusal(strategy, cadence):
+    if strategy.num_replicas_in_sync > 1:
+        return (
+            "Under `ParameterServerStrategy` each worker must have one device for its "
+            "gradients to be logged. Received: {} devices a worker. Start more workers "
+            "instead.".format(strategy.num_replicas_in_sync)
+        )
+    if cadence.every is not None:
+        return (
+            "Under `ParameterServerStrategy` gradients must be logged at epoch level: "
+            "`fit` only schedules the steps, and workers make them in any order. "
+            'Received: every {} updates. Log with "epoch".'.format(cadence.every)
+        )
+    if cadence.pool:
+        return (
+            "Under `ParameterServerStrategy` gradients cannot be pooled: workers that "
+            'add to one histogram at the same time lose updates. Received: "pool". '
+            'Take "last".'
+        )
+    return None
+
+
+def shares_variables():
+    """Whether the variables of the present strategy are not each replica's own.
+
+    That of `CentralStorageStrategy` is one for all replicas. One that is made under
+    `MultiWorkerMirroredStrategy` waits for all workers.
+    """
+    name = type(tensorflow().distribute.get_strategy()).__name__
+    return name in ("CentralStorageStrategy",) + _SEVERAL_WORKERS
+
+
+def plain_variable(value):
+    """Returns a variable that no strategy knows of."""
+    ops = importlib.import_module("tensorflow.python.ops.resource_variable_ops")
+    return ops.ResourceVariable(value, trainable=False)
+
+
+def in_replica():
+    """Whether one replica of a strategy runs, or is traced, now."""
+    distribute = tensorflow().distribute
+    return distribute.has_strategy() and not distribute.in_cross_replica_context()
+
+
+def trains_on_workers(model):
+    """Whether several processes make each step together."""
+    strategy = strategy_of(model)
+    several = type(strategy).__name__ in _SEVERAL_WORKERS
+    return several and strategy.extended._in_multi_worker_mode()
 
 
 def schedules_steps(model):
@@ -544,12 +631,20 @@ def backend_of(model):
 
 
 def update_count(model, optimizer):
-    """Returns the number of updates that an optimizer of ``model`` has made."""
+    """Returns the number of updates that an optimizer of ``model`` has made.
+
+    0 where it has no counter yet: to make one would be to make the other workers of a
+    strategy wait for it.
+    """
     # Before Keras 3.9 one for loss scaling has a counter of its own that stands still.
-    iterations = getattr(inner_optimizer(optimizer), "iterations", None)
+    optimizer = inner_optimizer(optimizer)
+    eager = _executes_eagerly(tensorflow())
+    if eager and getattr(optimizer, "_iterations", 0) is None:
+        return 0
+    iterations = getattr(optimizer, "iterations", None)
     if iterations is None:
         return 0
-    if hasattr(iterations, "numpy") and _executes_eagerly(tensorflow()):
+    if hasattr(iterations, "numpy") and eager:
         return int(iterations.numpy())
     count = int(backend_of(model).get_value(iterations))
     return count // 2 if _counts_double(model) else count
@@ -657,18 +752,19 @@ def horovod_is_imported():
 
 
 def writes_logs(model):
-    """Whether this process writes what is logged of a model.
+    """Whether this process writes what is logged of a model (None if not known).
 
     Of several processes that train one model together, one does.
     """
     horovod = sys.modules.get("horovod.tensorflow")
-    if horovod is None:
-        return True
-    try:
-        return horovod.rank() == 0
-    except ValueError:
-        # Imported, but `init` was not called: one process that trains alone.
-        return True
+    if horovod is not None:
+        try:
+            return horovod.rank() == 0
+        except ValueError:
+            # Imported, but `init` was not called: one process that trains alone.
+            return True
+    extended = getattr(strategy_of(model), "extended", None)
+    return getattr(extended, "should_save_summary", True)
 
 
 def clips_in_get_gradients(optimizer):

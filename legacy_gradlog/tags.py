@@ -44,7 +44,11 @@ def _own_name(layer, variable):
     Where two models of one process share a graph, TensorFlow may have numbered it; the
     attribute that holds it tells.
     """
-    name = re.sub(r":\d+$", "", variable.name.split("/")[-1])
+    scope, _, name = re.sub(r":\d+$", "", variable.name).rpartition("/")
+    whole = scope.split("/")[-1]
+    if re.match(r"part_\d+$", name) and whole not in ("", layer.name):
+        # A parameter server strategy has cut it in parts.
+        return whole + "/" + name
     given = re.sub(r"_\d+$", "", name)
     return given if vars(layer).get(given) is variable else name
 

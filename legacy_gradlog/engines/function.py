@@ -35,11 +35,15 @@ class FunctionEngine(Engine):
         self._scheduled = runtime.schedules_steps(self.model)
 
     def _attach(self):
-        refuse(self.model)
+        refuse(self.model, self.request.cadence)
         self._dispatcher = Dispatcher.of(self.model)
         self._dispatcher.engines.append(self)
 
     def _detach(self):
+        if runtime.trains_on_workers(self.model):
+            # The function that holds the gates stays with the model.
+            for gate in self._gates:
+                gate.open(False)
         if self._dispatcher is not None:
             self._dispatcher.leave(self)
         self._pool = []
@@ -141,19 +145,15 @@ class FunctionEngine(Engine):
         return self._gates[0].missing() if self._gates else []
 
 
-def refuse(model):
+def refuse(model, cadence):
     """Raises an error for a model whose step is not known.
 
     Raises:
         UnsupportedError: The strategy or the optimizer is none that can be logged.
     """
-    strategy = runtime.unsupported_strategy(model)
-    if strategy is not None:
-        raise UnsupportedError(
-            "The model must train in one process for its gradients to be logged. "
-            "Received: {!r}. Train with `MirroredStrategy`, or without a "
-            "strategy.".format(type(strategy).__name__)
-        )
+    reason = runtime.strategy_refusal(model, cadence)
+    if reason is not None:
+        raise UnsupportedError(reason)
     symbolic = runtime.training_loop(model) == runtime.SYMBOLIC
     generation = runtime.optimizer_generation(model.optimizer, symbolic)
     if generation is None:
@@ -239,6 +239,7 @@ class Dispatcher:
         self._instrument = None
         self._hooks = []
         self._refusal = None
+        self._untraced = True
         self.engines = []
         self.steps = 1
 
@@ -265,7 +266,8 @@ class Dispatcher:
         return vars(model).get("train_function")
 
     def _install(self):
-        if self._model.train_function is None:
+        self._untraced = self._model.train_function is None
+        if self._untraced:
             self._model.make_train_function()
         self._plain = self._model.train_function
         self._patches.append(Patch(self._model, "train_function", lambda plain: self))
@@ -349,8 +351,11 @@ class Dispatcher:
                 self._plain,
                 optimizers,
                 [engine.make_gates(optimizers, self.steps) for engine in self.engines],
-                self._make_functions(),
+                self._functions(),
             )
+            if runtime.trains_on_workers(model) and runtime.trained_weights(model):
+                # The function is the user's own, and needs its variables from now on.
+                instrument.keep(model)
         if "train_tf_function" in vars(model):
             # Where the stock callback looks for the graph since TF 2.5.
             patch = Patch(
@@ -366,6 +371,26 @@ class Dispatcher:
             if runtime.optimizer_generation(optimizer, self.symbolic) is not None
         ]
         return instrument
+
+    def _functions(self):
+        """Returns a train function to be traced with gates, and its core.
+
+        Workers find each other's part of a collective by the order in which they trace
+        theirs. So all of them trace the step once, each whether it logs or not: the
+        user's own function, which goes on being used when nobody logs any more.
+        """
+        model = self._model
+        if not runtime.trains_on_workers(model):
+            return self._make_functions()
+        if not self._untraced:
+            raise UnsupportedError(
+                "Where several workers train together, a logger must be part of the "
+                "first `fit` after `compile`, and of later ones with the same "
+                "arguments: a step that one worker traces anew makes all wait for "
+                "ever. Received: a model whose step is traced already. Compile it "
+                "again, on every worker."
+            )
+        return self._plain, vars(model).get("train_tf_function")
 
     def _make_functions(self):
         """Returns a train function that has not been traced yet, and its core."""
@@ -389,9 +414,16 @@ class Dispatcher:
             before: List of ``(gradient, variable)`` before clipping.
             after: The same after clipping.
         """
-        call, again = self._instrument.calls[number].next()
-        for engine, gates in zip(self.engines, self._instrument.gates):
+        instrument = self._instrument
+        call, again = instrument.calls[number].next()
+        for engine, gates in zip(self.engines, instrument.gates):
             if engine.active:
+                if not gates[number].made:
+                    # Only now is it sure that the optimizer has its counter.
+                    name = gates[number].name
+                    optimizer = instrument.optimizers[name]
+                    with runtime.tensorflow().init_scope():
+                        gates[number].reset(engine.first_update(name, optimizer))
                 pairs = after if engine.request.clipped else before
                 try:
                     with errors.contain(engine.fail):

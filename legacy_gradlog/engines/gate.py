@@ -9,6 +9,7 @@ import numpy as np
 from .. import runtime, sketch
 from ..errors import UnsupportedError
 from .base import Capture
+from .replicas import ReplicaVariable
 from .sketch_ops import sketch_rows
 
 __all__ = ["Gate", "RawStore", "Selection", "SketchStore"]
@@ -384,6 +385,8 @@ def _variable(value, parts=False):
 
     Read by the host, it is the first replica's, or with ``parts`` the sum of all.
     """
+    if runtime.shares_variables():
+        return ReplicaVariable(value, parts)
     tf = runtime.tensorflow()
     aggregation = tf.VariableAggregation
     return tf.Variable(
