@@ -25,6 +25,11 @@ def run(script, fw, log_dir, strategy, *arguments):
 TWO = ["mirrored", "central storage"]
 
 
+def skip_if_untrainable(fw, strategy):
+    if fw.is_keras_3 and strategy == "central storage":
+        pytest.skip("Keras 3 itself cannot draw random numbers under this strategy")
+
+
 @pytest.mark.parametrize("strategy", TWO + ["one device"])
 def test_by_hand(fw, tmp_path, strategy):
     """Mean of ``(w x - y)^2`` at w = 0 and x = 1: -2 times the mean of y, -8."""
@@ -56,6 +61,7 @@ CLIPPED = pytest.param(
 @pytest.mark.parametrize("strategy, clipped", [(name, "") for name in TWO] + [CLIPPED])
 def test_everything_in_one_model(fw, tmp_path, strategy, clipped):
     """Dropout, BatchNormalization, an embedding; clipped where the weights tell it."""
+    skip_if_untrainable(fw, strategy)
     script = """
 clipped = "clipped" in sys.argv
 kwargs = {"clipvalue": 0.02} if clipped else {}
@@ -94,6 +100,7 @@ print("all compared")
 
 @pytest.mark.parametrize("strategy", TWO)
 def test_training_is_bit_identical(fw, tmp_path, strategy):
+    skip_if_untrainable(fw, strategy)
     script = """
 def train(callbacks):
     fw.clear()

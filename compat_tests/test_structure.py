@@ -11,8 +11,8 @@ import legacy_gradlog
 
 PACKAGE = Path(legacy_gradlog.__file__).parent
 FRAMEWORKS = {"tensorflow", "keras", "tf_keras", "tensorboard", "jax", "torch"}
-ENGINE_PARTS = {"base", "gate", "hook", "sketch_ops", "sketch", "patching", "runtime"}
-ENGINE_PARTS |= {"errors", "schedule", "reductions"}
+ENGINE_PARTS = {"base", "gate", "hook", "reductions", "replicas", "sketch_ops"}
+ENGINE_PARTS |= {"errors", "patching", "runtime", "schedule", "sketch"}
 
 
 def imports(path):
@@ -31,7 +31,7 @@ def imports(path):
 
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
-ENGINES = ["graph", "function", "gate", "hook", "base", "sketch_ops", "reductions"]
+ENGINES = sorted(path.stem for path in (PACKAGE / "engines").glob("[a-z]*.py"))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)

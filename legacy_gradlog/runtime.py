@@ -399,12 +399,11 @@ def replicas_of(model):
     return 1 if strategy is None else strategy.num_replicas_in_sync
 
 
-#: Strategies whose replicas are all in one process.
-_ONE_PROCESS = (
+#: Strategies that can be logged wherever a model trains in compiled functions.
+_ALWAYS = (
     "_DefaultDistributionStrategy",
     "OneDeviceStrategy",
     "MirroredStrategy",
-    "CentralStorageStrategy",
 )
 #: What `MultiWorkerMirroredStrategy` has been called inside.
 _SEVERAL_WORKERS = (
@@ -414,7 +413,7 @@ _SEVERAL_WORKERS = (
 
 
 def strategy_refusal(model, cadence):
-    """Returns why gradients cannot be logged under a model's strategy, None if they can.
+    """Returns why nothing can be logged under a model's strategy, None where it can.
 
     Args:
         model: The model.
@@ -423,7 +422,7 @@ def strategy_refusal(model, cadence):
     strategy = strategy_of(model)
     name = type(strategy).__name__
     keras = "{0[0]} {1}".format(_keras_of(model), _version_text(_keras_of(model)[1]))
-    if strategy is None or name in _ONE_PROCESS[:3]:
+    if strategy is None or name in _ALWAYS:
         return None
     if training_loop(model) == ATTRIBUTE:
         if name == "CentralStorageStrategy":

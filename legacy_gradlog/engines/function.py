@@ -70,6 +70,7 @@ class FunctionEngine(Engine):
                     make_store,
                     steps,
                     pooled_outside=pool and raw,
+                    closable=runtime.trains_on_workers(self.model),
                 )
             )
         return gates
@@ -78,6 +79,7 @@ class FunctionEngine(Engine):
         """Takes the gates that this fit's train function was traced with."""
         self._gates = gates
         for gate in gates:
+            gate.open(self.request.cadence.every is not None)
             gate.reset(self.first_update(gate.name, optimizers[gate.name]))
 
     def before_call(self, steps):

@@ -1,9 +1,9 @@
 """Variables of which every replica has its own, without its strategy's doing.
 
 A strategy's own variables cannot be used everywhere: `CentralStorageStrategy` has one
-for all replicas, which no branch may assign, and `MultiWorkerMirroredStrategy` waits for
-every worker when one is made or summed. A worker that logs must not wait for one that
-does not.
+for all replicas, which no branch may assign, and `MultiWorkerMirroredStrategy` waits
+for every worker when one is made. A worker that logs must not wait for one that does
+not.
 """
 
 from .. import runtime
