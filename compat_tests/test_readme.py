@@ -1,12 +1,15 @@
 """The README is what is true: its code runs, its table is the matrix of tox.ini."""
 
 import configparser
+import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.rst").read_text(encoding="utf-8")
@@ -17,14 +20,43 @@ def code_blocks():
     return [re.sub(r"(?m)^    ", "", block) for block in blocks]
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_code_blocks_run(tmp_path, number):
-    blocks = code_blocks()
-    assert len(blocks) == 3
+def run_block(number, folder):
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     subprocess.check_call(
-        [sys.executable, "-c", blocks[number]], cwd=str(tmp_path), env=environment
+        [sys.executable, "-c", code_blocks()[number]], cwd=str(folder), env=environment
     )
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_code_blocks_run(tmp_path, number):
+    assert len(code_blocks()) == 5
+    run_block(number, tmp_path)
+
+
+def tags_below(folder):
+    (path,) = [p for p in folder.rglob("*tfevents*") if "empty" not in p.name]
+    events = tf.compat.v1.train.summary_iterator(str(path))
+    return {value.tag for event in events for value in event.summary.value}
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow_recommenders") is None,
+    reason="TensorFlow Recommenders is not in this line",
+)
+def test_the_example_of_two_towers(tmp_path):
+    run_block(3, tmp_path)
+    names = ["ids/embeddings_0", "dense/kernel_0", "dense/bias_0"]
+    expected = {t + "/" + name + "_grad" for t in ("user", "item") for name in names}
+    found = tags_below(tmp_path / "logs" / "towers" / "train")
+    assert {tag for tag in found if tag.endswith("_grad")} == expected
+
+
+@pytest.mark.skipif(
+    Version(tf.__version__) < Version("2.2"), reason="`train_step` came with TF 2.2"
+)
+def test_the_example_of_a_train_step(tmp_path):
+    run_block(4, tmp_path)
+    assert "out/kernel_0_grad" in tags_below(tmp_path / "logs" / "huber")
 
 
 def test_there_are_two_commands():
