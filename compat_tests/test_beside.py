@@ -1,5 +1,4 @@
-"""Beside other callbacks of the same `fit`, and in a run that a new process goes on with.
-"""
+"""Beside other callbacks of one `fit`, and in a run that a new process goes on with."""
 
 import inspect
 
@@ -43,7 +42,7 @@ def test_beside_the_callbacks_of_keras(fw, tmp_path):
         validation_data=small_data(rows=8, seed=1),
         callbacks=[
             GradientLogger(str(tmp_path / "steps"), freq=2),
-            # Nothing after the first epoch is an improvement, so the second is the last.
+            # Nothing after the first epoch is an improvement: the second is the last.
             callbacks.EarlyStopping("val_loss", min_delta=1e9, patience=0),
             callbacks.ModelCheckpoint(str(saved), save_weights_only=False),
             stock_without_profile(fw, str(tmp_path / "stock")),
