@@ -25,14 +25,16 @@ def optimizers_of(fw):
     for name in ("legacy", "experimental"):
         cls = getattr(getattr(fw.keras.optimizers, name, None), "SGD", None)
         # Keras 3 keeps the names of what it has not; graphs need `get_updates`.
-        if hasattr(cls, "apply_gradients") and (fw.eager or hasattr(cls, "get_updates")):
+        trains = "apply_gradients" if fw.eager else "get_updates"
+        if hasattr(cls, trains):
             found.setdefault(cls, name)
     return found
 
 
 def ways_to_clip(cls):
+    """Returns the arguments, of which some are found as properties only."""
     names = set(inspect.signature(cls.__init__).parameters) | set(dir(cls))
-    return ["clipvalue", "clipnorm"] + ["global_clipnorm"] * ("global_clipnorm" in names)
+    return ["clipvalue", "clipnorm"] + sorted(names & {"global_clipnorm"})
 
 
 CASES = [

@@ -119,7 +119,8 @@ def test_accumulation(framework, tmp_path, clipped):
         means = [mean * min(1, CLIPNORM / np.linalg.norm(mean)) for mean in means]
     compare(framework, tmp_path / "steps", means)
     compare(framework, tmp_path / "epochs", [means[2], means[5]])
-    compare(framework, tmp_path / "pool", [np.concatenate(m) for m in (means[:3], means[3:])])
+    parts = [np.concatenate(part) for part in (means[:3], means[3:])]
+    compare(framework, tmp_path / "pool", parts)
 
 
 def train_on_five_batches(framework, log_dir, **kwargs):

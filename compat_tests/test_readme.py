@@ -11,12 +11,31 @@ import tensorflow as tf
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
+SUMMARIES = getattr(getattr(tf, "compat", None), "v1", tf).train.summary_iterator
 README = (ROOT / "README.rst").read_text(encoding="utf-8")
 
 
 def code_blocks():
     blocks = re.findall(r"\.\. code-block:: python\n\n((?:    .*\n|\n)+)", README)
     return [re.sub(r"(?m)^    ", "", block) for block in blocks]
+
+
+def gradient_tags_below(folder):
+    tags = set()
+    for path in folder.rglob("*tfevents*"):
+        if "profile-empty" not in path.name:
+            for event in SUMMARIES(str(path)):
+                tags.update(value.tag for value in event.summary.value)
+    return {tag for tag in tags if tag.endswith("_grad")}
+
+
+TOWER = ["ids/embeddings_0_grad", "dense/kernel_0_grad", "dense/bias_0_grad"]
+#: What a block logs, by a part of its text.
+LOGS = {
+    "TwoTowers": {name + "/" + tag for name in ("user", "item") for tag in TOWER},
+    "Huber": {"out/kernel_0_grad", "out/bias_0_grad"},
+    "watch(model)": {"d/kernel_0_grad", "d/bias_0_grad"},
+}
 
 
 @pytest.mark.parametrize("block", code_blocks(), ids=lambda block: block[:30].strip())
@@ -29,6 +48,9 @@ def test_code_blocks_run(tmp_path, block):
     subprocess.check_call(
         [sys.executable, "-c", block], cwd=str(tmp_path), env=environment
     )
+    for part, tags in LOGS.items():
+        if part in block:
+            assert gradient_tags_below(tmp_path) == tags
 
 
 def test_there_are_two_commands():

@@ -158,9 +158,9 @@ def test_states_are_those_of_a_run_without_us(fw, tmp_path):
         outcomes.append(dict(trained.weights(), predicted=predicted))
     plain, ours = outcomes
     for name, value in ours.items():
-        # With eager execution off, TensorFlow 2 has the gradient of a loop in a function
-        # of its own. The logged one is another function, and grappler rounds the two
-        # together differently than the one alone.
+        # With eager execution off, TensorFlow 2 has the gradient of a loop in a
+        # function of its own. The logged one is another function, and grappler rounds
+        # the two together differently than the one alone.
         np.testing.assert_allclose(value, plain[name], rtol=1e-6, err_msg=name)
 
 
