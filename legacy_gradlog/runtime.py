@@ -762,8 +762,10 @@ def writes_logs(model):
         except ValueError:
             # Imported, but `init` was not called: one process that trains alone.
             return True
-    extended = getattr(strategy_of(model), "extended", None)
-    return getattr(extended, "should_save_summary", True)
+    if model is None or not trains_on_workers(model):
+        # TF 2.2: the strategies of one process do not answer.
+        return True
+    return strategy_of(model).extended.should_save_summary
 
 
 def clips_in_get_gradients(optimizer):
