@@ -630,20 +630,12 @@ def backend_of(model):
 
 
 def update_count(model, optimizer):
-    """Returns the number of updates that an optimizer of ``model`` has made.
-
-    0 where it has no counter yet: to make one would be to make the other workers of a
-    strategy wait for it.
-    """
+    """Returns the number of updates that an optimizer of ``model`` has made."""
     # Before Keras 3.9 one for loss scaling has a counter of its own that stands still.
-    optimizer = inner_optimizer(optimizer)
-    eager = _executes_eagerly(tensorflow())
-    if eager and getattr(optimizer, "_iterations", 0) is None:
-        return 0
-    iterations = getattr(optimizer, "iterations", None)
+    iterations = getattr(inner_optimizer(optimizer), "iterations", None)
     if iterations is None:
         return 0
-    if hasattr(iterations, "numpy") and eager:
+    if hasattr(iterations, "numpy") and _executes_eagerly(tensorflow()):
         return int(iterations.numpy())
     count = int(backend_of(model).get_value(iterations))
     return count // 2 if _counts_double(model) else count

@@ -80,7 +80,16 @@ class FunctionEngine(Engine):
         self._gates = gates
         for gate in gates:
             gate.open(self.request.cadence.every is not None)
-            gate.reset(self.first_update(gate.name, optimizers[gate.name]))
+            if gate.made or not runtime.trains_on_workers(self.model):
+                self.start(gate, optimizers)
+
+    def start(self, gate, optimizers):
+        """Starts a gate at the number of the first update of this fit.
+
+        Where the optimizer has no counter yet, this makes it: of several workers all
+        make it together, within the step.
+        """
+        gate.reset(self.first_update(gate.name, optimizers[gate.name]))
 
     def before_call(self, steps):
         """Opens the gates for a call of up to ``steps`` updates if one is wanted."""
@@ -420,12 +429,10 @@ class Dispatcher:
         call, again = instrument.calls[number].next()
         for engine, gates in zip(self.engines, instrument.gates):
             if engine.active:
-                if not gates[number].made:
-                    # Only now is it sure that the optimizer has its counter.
-                    name = gates[number].name
-                    optimizer = instrument.optimizers[name]
+                if not gates[number].made and runtime.trains_on_workers(self._model):
+                    # Now the optimizer makes its counter on every worker.
                     with runtime.tensorflow().init_scope():
-                        gates[number].reset(engine.first_update(name, optimizer))
+                        engine.start(gates[number], instrument.optimizers)
                 pairs = after if engine.request.clipped else before
                 try:
                     with errors.contain(engine.fail):
