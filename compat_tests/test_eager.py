@@ -343,3 +343,19 @@ def test_unlogged_steps_read_nothing(fw, tmp_path, monkeypatch):
         0,
         20,
     ]
+
+
+def test_a_resumed_run_goes_on(fw, tmp_path):
+    """Early optimizers make their counter, and have it restored, when it is asked."""
+    first, second = fw.linear_model(), fw.linear_model()
+    fw.fit(first.model, *small_data())
+
+    def checkpoint(model):
+        return fw.tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+    path = checkpoint(first.model).save(str(tmp_path / "saved"))
+    checkpoint(second.model).restore(path)
+    logger = GradientLogger(str(tmp_path / "logs"), freq=2)
+    fw.fit(second.model, *small_data(), callbacks=[logger])
+    events = read_events(fw, tmp_path / "logs")
+    assert {event.step for event in events} == {6, 8}

@@ -110,6 +110,15 @@ data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
 board = TensorBoard("norm", histogram_freq=1, write_grads=True)
 trained.model.fit(data, epochs=2, steps_per_epoch=2, verbose=0, callbacks=[board])
 
+# The counter of a resumed run is made, and restored, within the first step.
+model = make()
+fit(model)
+saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+path = saved.save("saved/%d/model" % worker)
+model = make()
+tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(path)
+fit(model, *([GradientLogger("resumed", freq=4)] if worker == 0 else []))
+
 # Training is what it is without.
 def weights_after(*callbacks):
     fw.clear()
@@ -234,6 +243,12 @@ def test_statistics_that_all_workers_have_a_part_of(fw, tmp_path_factory):
     assert {e.step for e in events if e.tag == "bn/gamma_0_grad"} == {0, 1}
     assert [e for e in events if "moving_mean" in e.tag]
     assert sorted(path.name for path in (log_dir / "norm").iterdir()) == ["train"]
+
+
+def test_a_resumed_run_goes_on(fw, tmp_path_factory):
+    log_dir, _ = run(fw, tmp_path_factory)
+    steps = histograms(fw, log_dir / "resumed")
+    assert steps == [(8, 1, -24, -24)]
 
 
 def test_training_is_bit_identical(fw, tmp_path_factory):
