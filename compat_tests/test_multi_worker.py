@@ -90,11 +90,11 @@ for logging in (0, 1):
     fit(model, *ours)
     result["only %d" % logging] = int(model.optimizer.iterations.numpy())
 
-# A step that is traced already is refused, until it is compiled again.
+# A step that is traced already may be refused, until it is compiled again.
 model = make()
 fit(model)
 try:
-    fit(model, GradientLogger("late"))
+    fit(model, GradientLogger("late", freq="batch"))
 except errors.UnsupportedError as error:
     result["refused"] = str(error)
 result["updates"] = int(model.optimizer.iterations.numpy())
@@ -132,11 +132,12 @@ print("RESULT", json.dumps(result))
 """
 
 ALONE = """
-# One worker comes with a logger that cannot be had; the other one trains.
+# One worker comes with a logger when the step is traced already; the other trains.
 model = make()
 fit(model)
 print("TRAINED", flush=True)
-fit(model, *([GradientLogger("late")] if worker == 0 else []))
+fit(model, *([GradientLogger("late", freq="batch")] if worker == 0 else []))
+print("LATE", flush=True)
 """
 
 KERAS_3 = """
@@ -151,6 +152,15 @@ for train in (
     except Exception as error:
         print("FAILED", type(error).__name__, str(error).split("\\n")[0], flush=True)
 """
+
+early = pytest.mark.skipif(
+    Version(tf.__version__) >= Version("2.5"),
+    reason="since TF 2.5 a worker may trace its step when it likes",
+)
+late = pytest.mark.skipif(
+    Version(tf.__version__) < Version("2.5"),
+    reason="before TF 2.5 all workers must trace a step at the same times",
+)
 
 _runs = {}
 
@@ -225,11 +235,31 @@ def test_a_worker_without_the_callback_is_harmless(fw, tmp_path_factory):
     assert not (log_dir / "only_1").exists()
 
 
+@early
 def test_a_step_that_is_traced_already_is_refused(fw, tmp_path_factory):
     log_dir, results = run(fw, tmp_path_factory)
     for result in results:
         assert "first `fit` after `compile`" in result["refused"]
         assert result["updates"] == 6
+    assert not (log_dir / "late").exists()
+
+
+@late
+def test_a_step_that_is_traced_already_is_traced_again(fw, tmp_path_factory):
+    log_dir, results = run(fw, tmp_path_factory)
+    assert [result["updates"] for result in results] == [12, 12]
+    assert_late(fw, log_dir)
+
+
+def assert_late(fw, log_dir):
+    steps = histograms(fw, log_dir / "late")
+    assert [(step, smallest) for step, _, smallest, _ in steps] == [
+        (step, -8 * (step % 6 + 1)) for step in range(6, 12)
+    ]
+
+
+def test_a_model_that_is_compiled_again(fw, tmp_path_factory):
+    log_dir, _ = run(fw, tmp_path_factory)
     again = histograms(fw, log_dir / "compiled_again")
     assert [(step, smallest) for step, _, smallest, _ in again] == [
         (step, -8 * (step + 1)) for step in range(6)
@@ -258,6 +288,7 @@ def test_training_is_bit_identical(fw, tmp_path_factory):
         assert result["logged"] == result["plain"][0]
 
 
+@early
 def test_one_worker_that_is_refused_leaves_none_waiting(fw, tmp_path):
     if not fw.eager or fw.is_keras_3:
         pytest.skip("refused, or not logged at all")
@@ -265,6 +296,15 @@ def test_one_worker_that_is_refused_leaves_none_waiting(fw, tmp_path):
     for status, text in children:
         assert "TRAINED" in text and status > 0
     assert "UnsupportedError" in children[0][1]
+
+
+@late
+def test_one_worker_that_traces_again_leaves_none_waiting(fw, tmp_path):
+    if not fw.eager or fw.is_keras_3:
+        pytest.skip("refused, or not logged at all")
+    for status, text in run_workers(WORKER + ALONE, tmp_path, fw.name):
+        assert "LATE" in text and status == 0, text
+    assert_late(fw, tmp_path)
 
 
 def test_keras_3_cannot_train_with_workers(fw, tmp_path):

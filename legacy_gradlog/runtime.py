@@ -742,6 +742,18 @@ def horovod_is_imported():
     return "horovod.tensorflow" in sys.modules
 
 
+def needs_equal_traces(model):
+    """Whether workers that do not trace a step at the same times wait for ever.
+
+    Since TF 2.5 the parts of a collective are matched by when they run.
+    """
+    if not trains_on_workers(model):
+        return False
+    utils = importlib.import_module("tensorflow.python.distribute.cross_device_utils")
+    launcher = getattr(utils, "CollectiveReplicaLauncher", None)
+    return not getattr(launcher, "_prefer_unique_instance_key", False)
+
+
 def writes_logs(model):
     """Whether this process writes what is logged of a model (None if not known).
 

@@ -40,7 +40,7 @@ class FunctionEngine(Engine):
         self._dispatcher.engines.append(self)
 
     def _detach(self):
-        if runtime.trains_on_workers(self.model):
+        if runtime.needs_equal_traces(self.model):
             # The function that holds the gates stays with the model.
             for gate in self._gates:
                 gate.open(False)
@@ -70,7 +70,7 @@ class FunctionEngine(Engine):
                     make_store,
                     steps,
                     pooled_outside=pool and raw,
-                    closable=runtime.trains_on_workers(self.model),
+                    closable=runtime.needs_equal_traces(self.model),
                 )
             )
         return gates
@@ -281,6 +281,10 @@ class Dispatcher:
         if self._untraced:
             self._model.make_train_function()
         self._plain = self._model.train_function
+        if not self._untraced and runtime.needs_equal_traces(self._model):
+            kept = Instrument.kept(self._model)
+            if kept is None or kept.plain() is not self._plain:
+                raise _traced_already()
         self._patches.append(Patch(self._model, "train_function", lambda plain: self))
         self._patches[0].apply()
 
@@ -364,7 +368,7 @@ class Dispatcher:
                 [engine.make_gates(optimizers, self.steps) for engine in self.engines],
                 self._functions(),
             )
-            if runtime.trains_on_workers(model) and runtime.trained_weights(model):
+            if runtime.needs_equal_traces(model) and runtime.trained_weights(model):
                 # The function is the user's own, and needs its variables from now on.
                 instrument.keep(model)
         if "train_tf_function" in vars(model):
@@ -386,21 +390,16 @@ class Dispatcher:
     def _functions(self):
         """Returns a train function to be traced with gates, and its core.
 
-        Workers find each other's part of a collective by the order in which they trace
-        theirs. So all of them trace the step once, each whether it logs or not: the
-        user's own function, which goes on being used when nobody logs any more.
+        Before TF 2.5 workers find each other's part of a collective by the order in
+        which they trace theirs. So all of them trace the step once, each whether it
+        logs or not: the user's own function, which goes on being used when nobody logs
+        any more.
         """
         model = self._model
-        if not runtime.trains_on_workers(model):
+        if not runtime.needs_equal_traces(model):
             return self._make_functions()
         if not self._untraced:
-            raise UnsupportedError(
-                "Where several workers train together, a logger must be part of the "
-                "first `fit` after `compile`, and of later ones with the same "
-                "arguments: a step that one worker traces anew makes all wait for "
-                "ever. Received: a model whose step is traced already. Compile it "
-                "again, on every worker."
-            )
+            raise _traced_already()
         return self._plain, vars(model).get("train_tf_function")
 
     def _make_functions(self):
@@ -441,6 +440,16 @@ class Dispatcher:
                     # Tracing wraps what passes through it; raised anew behind it.
                     self._refusal = refusal
                     raise
+
+
+def _traced_already():
+    return UnsupportedError(
+        "Where several workers train together, before TensorFlow 2.5, a logger must be "
+        "part of the first `fit` after `compile`, and of later ones with the same "
+        "arguments: a step that one worker traces anew makes all wait for ever. "
+        "Received: a model whose step is traced already. Compile it again, on every "
+        "worker."
+    )
 
 
 class ClosureDispatcher(Dispatcher):
