@@ -1,7 +1,5 @@
 """Beside other callbacks of one `fit`, and in a run that a new process goes on with."""
 
-import inspect
-
 from legacy_gradlog import GradientLogger, TensorBoard
 
 from .frameworks import run_script, small_data, stock_class
@@ -12,6 +10,7 @@ from .oracle import (
     keys,
     read_events,
 )
+from .test_callbacks import argument_names
 
 
 def backups(fw, folder):
@@ -22,16 +21,15 @@ def backups(fw, folder):
     return [cls(folder) for cls in classes if cls and fw.eager][:1]
 
 
-def stock_without_profile(fw, log_dir):
-    """Returns a stock `TensorBoard`; a process has one profiler only."""
-    cls = stock_class(fw)
-    known = inspect.signature(cls.__init__).parameters
-    return cls(log_dir, **({"profile_batch": 0} if "profile_batch" in known else {}))
+def no_profile(fw):
+    """Returns the argument that keeps two of them from starting the one profiler."""
+    known = argument_names(stock_class(fw))
+    return {"profile_batch": 0} if "profile_batch" in known else {}
 
 
 def test_beside_the_callbacks_of_keras(fw, tmp_path):
     """Two of ours among a stock `TensorBoard` and those that save, stop and tell."""
-    trained = fw.small_model()
+    trained = fw.linear_model()
     model, callbacks = trained.model, fw.keras.callbacks
     weights = fw.recorder(trained)
     saved, told = tmp_path / fw.file_name, []
@@ -45,9 +43,11 @@ def test_beside_the_callbacks_of_keras(fw, tmp_path):
             # Nothing after the first epoch is an improvement: the second is the last.
             callbacks.EarlyStopping("val_loss", min_delta=1e9, patience=0),
             callbacks.ModelCheckpoint(str(saved), save_weights_only=False),
-            stock_without_profile(fw, str(tmp_path / "stock")),
+            stock_class(fw)(str(tmp_path / "stock"), **no_profile(fw)),
             callbacks.LambdaCallback(on_epoch_end=lambda e, logs: told.append(e)),
-            TensorBoard(str(tmp_path / "ours"), write_grads=True, grads_freq=3),
+            TensorBoard(
+                str(tmp_path / "ours"), write_grads=True, grads_freq=3, **no_profile(fw)
+            ),
             weights,
         ]
         + backups(fw, str(tmp_path / "backup"))
