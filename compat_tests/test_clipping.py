@@ -27,7 +27,9 @@ def optimizers_of(fw):
         # Keras 3 keeps the names of what it has not; graphs need `get_updates`.
         trains = "apply_gradients" if fw.eager else "get_updates"
         if hasattr(cls, trains):
-            found.setdefault(cls, name)
+            # Two classes may be one optimizer by two names.
+            if all(cls.apply_gradients is not c.apply_gradients for c in found):
+                found[cls] = name
     return found
 
 
