@@ -141,10 +141,6 @@ def test_the_updates_of_an_epoch_that_ends_between_two(framework, tmp_path):
     compare(framework, tmp_path, [np.concatenate(m) for m in (means[:2], means[2:])])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the gate opens on the last batch only, and there is no update on it",
-)
 @pytest.mark.parametrize("framework", optimizers_with("gradient_accumulation_steps"))
 def test_the_last_update_of_an_epoch_that_ends_between_two(framework, tmp_path):
     """Five batches: the last update of the first epoch was that of the fourth."""

@@ -96,23 +96,8 @@ def fit_and_compare(fw, trained, log_dir):
     assert_step_level(events, weights, trained.paths, [0, 2, 4])
 
 
-def known_gaps(cls, step):
-    if step is not experimental_aggregate_gradients:
-        return []
-    if not hasattr(cls, "_transform_gradients"):
-        return []
-    reason = "since TF 2.4 two of the wrapped methods see such an update"
-    return [pytest.mark.xfail(strict=True, reason=reason)]
-
-
 CASES = [
-    pytest.param(
-        fw,
-        cls,
-        step,
-        id="-".join([fw.name, name, step.__name__]),
-        marks=known_gaps(cls, step),
-    )
+    pytest.param(fw, cls, step, id="-".join([fw.name, name, step.__name__]))
     for fw in available()
     for cls, name in optimizers_of(fw).items()
     for step in steps_of(cls)
@@ -138,9 +123,7 @@ def train_under(strategy, fw):
     cases = []
     for cls in optimizers_of(fw):
         # The last one leaves the reduction to the user, where there is such a way.
-        step = steps_of(cls)[-1]
-        if not known_gaps(cls, step):
-            cases.append((cls, {}, step))
+        cases.append((cls, {}, steps_of(cls)[-1]))
         known = [inspect.signature(base.__init__).parameters for base in cls.__mro__]
         if any("gradient_aggregator" in names for names in known):
             aggregator = dict(gradient_aggregator=mean_of_the_replicas)

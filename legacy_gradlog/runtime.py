@@ -703,6 +703,11 @@ def inner_optimizer(optimizer):
     return optimizer
 
 
+def batches_per_update(optimizer):
+    """Returns of how many batches an optimizer accumulates the gradients."""
+    return getattr(optimizer, "gradient_accumulation_steps", None) or 1
+
+
 def clips(optimizer):
     """Whether an optimizer clips its gradients."""
     names = ("clipnorm", "clipvalue", "global_clipnorm")

@@ -33,6 +33,7 @@ class FunctionEngine(Engine):
         self._gates = []
         self._pool = []
         self._scheduled = runtime.schedules_steps(self.model)
+        self._accumulated = 1
 
     def _attach(self):
         refuse(self.model, self.request.cadence)
@@ -78,6 +79,9 @@ class FunctionEngine(Engine):
     def enter(self, gates, optimizers):
         """Takes the gates that this fit's train function was traced with."""
         self._gates = gates
+        self._accumulated = max(
+            runtime.batches_per_update(optimizer) for optimizer in optimizers.values()
+        )
         for gate in gates:
             gate.open(self.request.cadence.every is not None)
             if gate.made or not runtime.trains_on_workers(self.model):
@@ -97,7 +101,9 @@ class FunctionEngine(Engine):
         if cadence.every is None:
             # A scheduled call runs later, on any worker: all of them may be the last.
             whole = cadence.pool or self._scheduled
-            wanted = self.epoch_logged and (whole or self.length.ends_with(steps))
+            # Where gradients are accumulated the last batches may make no update.
+            late = steps + self._accumulated - 1
+            wanted = self.epoch_logged and (whole or self.length.ends_with(late))
             for gate in self._gates:
                 gate.open(wanted)
 

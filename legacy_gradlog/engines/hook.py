@@ -83,10 +83,7 @@ class OptimizerHook:
                 "_aggregate_gradients": self._wrap_aggregate,
                 "apply_gradients": self._wrap_apply_gradients,
             },
-            "v2": {
-                "_transform_gradients": self._wrap_transform,
-                "apply_gradients": self._wrap_apply_gradients,
-            },
+            "v2": {"_transform_gradients": self._wrap_transform},
             "experimental": {
                 "_clip_gradients": self._wrap_clip,
                 "_internal_apply_gradients": self._wrap_apply,
@@ -150,7 +147,7 @@ class OptimizerHook:
         return _distributed_apply
 
     def _wrap_apply_gradients(self, original):
-        # Gradients that are reduced already pass none of the other methods.
+        # TF 2.2 and 2.3: what is reduced already passes none of the other methods.
         @unconverted(original)
         def apply_gradients(
             grads_and_vars, name=None, experimental_aggregate_gradients=True
