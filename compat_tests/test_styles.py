@@ -158,10 +158,7 @@ def test_states_are_those_of_a_run_without_us(fw, tmp_path):
         outcomes.append(dict(trained.weights(), predicted=predicted))
     plain, ours = outcomes
     for name, value in ours.items():
-        # With eager execution off, TensorFlow 2 has the gradient of a loop in a
-        # function of its own. The logged one is another function, and grappler rounds
-        # the two together differently than the one alone.
-        np.testing.assert_allclose(value, plain[name], rtol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(value, plain[name], err_msg=name)
 
 
 def test_layers_frozen_and_thawed_between_fits(fw, tmp_path):

@@ -179,11 +179,12 @@ class Gate:
             pairs: List of ``(gradient, variable)``.
         """
         tf = runtime.tensorflow()
+        pairs = [pair for pair in pairs if pair[0] is not None]
         weights = self._selection.find([variable for _, variable in pairs], self)
         found = [
             (weight, gradient)
             for weight, (gradient, _) in zip(weights, pairs)
-            if weight is not None and gradient is not None
+            if weight is not None
         ]
         gradients = [gradient for _, gradient in found]
         rows = self._rows(again, tf.executing_eagerly())
@@ -207,7 +208,7 @@ class Gate:
             # TF 2.0: a branch of `tf.cond` must return a tensor.
             tf.cond(due, capture, lambda: update)
         # A call that finds no data left runs what does not depend on the data.
-        with tf.control_dependencies([g for g, _ in pairs if g is not None]):
+        with tf.control_dependencies([gradient for gradient, _ in pairs]):
             self._count.assign_add(1)
 
     def _rows(self, again, eager):
