@@ -83,5 +83,7 @@ def fresh(request):
     """Every test starts with known seeds, and its Keras with an empty session."""
     random.seed(1)
     np.random.seed(1)
-    if "fw" in request.fixturenames:
-        request.getfixturevalue("fw").clear()
+    parameters = getattr(getattr(request.node, "callspec", None), "params", {})
+    for name in ("fw", "framework"):
+        if name in parameters:
+            parameters[name].clear()

@@ -79,6 +79,7 @@ def test_something_else_is_no_model():
 def test_every_keras_of_the_process_trains_with_one_import(tmp_path):
     """One after the other, each by its own stock callback."""
     for fw in available():
+        fw.clear()
         trained = fw.small_model()
         weights = fw.recorder(trained)
         log_dir = tmp_path / fw.name
