@@ -390,7 +390,7 @@ class TensorBoard(_GradientCallback):
         if not runtime.writes_with_session(self._stock):
             self._stock.set_model(model)
             return
-        with writers.exclusive_second(self.log_dir):
+        with writers.exclusive_second(self._stock.log_dir):
             self._stock.set_model(model)
             self._stock.writer.flush()
 
