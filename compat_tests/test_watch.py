@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from packaging.version import Version
 
 from legacy_gradlog import GradientLogger, errors
 
-from .frameworks import BATCH, small_data
+from .frameworks import BATCH, run_replicas, small_data
 from .oracle import (
     Gradient,
     assert_histogram,
@@ -222,6 +224,51 @@ def test_compiled_loop_is_refused(fw, tmp_path, loop):
     np.testing.assert_array_equal(
         before["d/kernel"], trained.weights()["d/kernel"]
     )
+
+
+TWO_STEPS = """
+with strategy.scope():
+    trained = fw.linear_model(fw.optimizer(rate=0.0), inputs=1)
+model, optimizer = trained.model, trained.model.optimizer
+model.set_weights([np.zeros((1, 1))])
+
+def replica(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(model(x) - y)) / 4.0
+    variables = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+run = getattr(strategy, "run", None) or strategy.experimental_run_v2
+
+@tf.function
+def step(x, y):
+    run(replica, args=(x, y))
+
+x = np.ones((4, 1), "float32")
+y = np.array([[-0.5], [-0.5], [7.5], [9.5]], "float32")
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).repeat(2)
+try:
+    with GradientLogger("logs", freq="batch").watch(optimizer):
+        for x, y in strategy.experimental_distribute_dataset(data):
+            step(x, y)
+except errors.UnsupportedError as error:
+    print("refused:", error)
+for event in oracle.read_events(fw, "logs"):
+    if event.tag.endswith("d/kernel_0_grad"):
+        print(event.step, event.value.num, event.value.min, event.value.max)
+"""
+
+
+@pytest.mark.skipif(
+    Version(tf.__version__) < Version("2.2"), reason="test_mirrored begins there, too"
+)
+def test_a_loop_over_replicas(fw, tmp_path, loop):
+    """The gradient of the global batch; Keras 3 has it within the update only."""
+    printed = run_replicas(TWO_STEPS, fw, tmp_path).strip().split("\n")
+    if fw.is_keras_3:
+        assert "Received: 2 replicas" in printed[-1]
+    else:
+        assert printed[-2:] == ["{} 1.0 -8.0 -8.0".format(step) for step in range(2)]
 
 
 def test_optimizer_in_graph_mode(fw, tmp_path):

@@ -520,10 +520,11 @@ def replica_number():
 def leaves_reduction_to_the_update(optimizer, replicas):
     """Whether the replicas' gradients are still apart where they are captured.
 
-    Keras 3 sums them after clipping, within the update.
+    Keras 3 sums them after clipping, within the update. Before TF 2.5 loss scaling
+    looks for an overflow in the parts.
     """
     generation = optimizer_generation(optimizer)
-    return replicas > 1 and generation in ("keras3", "scaled keras3")
+    return replicas > 1 and generation in ("keras3", "scaled keras3", "scaled v2")
 
 
 def is_model(target):

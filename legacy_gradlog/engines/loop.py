@@ -49,6 +49,15 @@ class LoopEngine(Engine):
 
     def _on_update(self, before, after):
         if self.active:
+            strategy = runtime.tensorflow().distribute.get_strategy()
+            replicas = strategy.num_replicas_in_sync
+            if runtime.leaves_reduction_to_the_update(self._optimizer, replicas):
+                raise UnsupportedError(
+                    "An optimizer must sum the replicas' parts of a gradient before it "
+                    "makes an update for a hand-written loop to be logged. Received: {} "
+                    "replicas, and {!r}, which sums them within. Train with "
+                    "`fit`.".format(replicas, type(self._optimizer).__name__)
+                )
             with errors.contain(self.fail):
                 self._tap.gate.pass_through(
                     0, False, after if self.request.clipped else before
