@@ -149,3 +149,15 @@ def assert_step_level(events, recorder, paths, steps, rows=None, first=0):
             e.value for e in events if (e.tag, e.step) == ("grad_global_norm", step)
         ]
         np.testing.assert_allclose(found, np.sqrt(total), rtol=1e-4)
+
+
+def assert_fit(fw, trained, logger, steps, x, y, **kwargs):
+    """Trains for one epoch with a step-level logger; compares what it must have logged.
+
+    ``steps`` are those of the updates that it logs.
+    """
+    weights = fw.recorder(trained)
+    fw.fit(trained.model, x, y, callbacks=[logger, weights], **kwargs)
+    events = read_events(fw, logger.log_dir)
+    assert keys(events) == expected_keys(trained.paths, steps)
+    assert_step_level(events, weights, trained.paths, steps)

@@ -15,6 +15,7 @@ from legacy_gradlog import (
 from .frameworks import Trained, small_data
 from .oracle import (
     Gradient,
+    assert_fit,
     assert_histogram,
     assert_step_level,
     expected_keys,
@@ -117,12 +118,8 @@ def test_compiled_by_xla(fw, tmp_path, freq):
 
 def test_run_eagerly(fw, tmp_path):
     trained = fw.small_model(run_eagerly=True)
-    weights = fw.recorder(trained)
     logger = GradientLogger(str(tmp_path), freq=2)
-    fw.fit(trained.model, *small_data(), callbacks=[logger, weights])
-    events = read_events(fw, tmp_path)
-    assert keys(events) == expected_keys(trained.paths, [0, 2, 4])
-    assert_step_level(events, weights, trained.paths, [0, 2, 4])
+    assert_fit(fw, trained, logger, [0, 2, 4], *small_data())
 
 
 def subclassed(fw):

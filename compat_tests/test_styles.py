@@ -12,19 +12,21 @@ from packaging.version import Version
 from legacy_gradlog import GradientLogger
 
 from .frameworks import BATCH, Trained, small_data
-from .oracle import assert_step_level, expected_keys, keys, read_events
+from .oracle import (
+    assert_fit,
+    assert_step_level,
+    expected_keys,
+    keys,
+    read_events,
+)
 
 UPDATES = 5
 
 
 def fit_and_compare(fw, trained, log_dir, x, y, **kwargs):
     """Trains for one epoch, and compares every update with the weights."""
-    weights = fw.recorder(trained)
     logger = GradientLogger(str(log_dir), freq="batch")
-    fw.fit(trained.model, x, y, callbacks=[logger, weights], **kwargs)
-    events = read_events(fw, log_dir)
-    assert keys(events) == expected_keys(trained.paths, range(UPDATES))
-    assert_step_level(events, weights, trained.paths, range(UPDATES))
+    assert_fit(fw, trained, logger, range(UPDATES), x, y, **kwargs)
 
 
 def dense(fw, name, units=1, **kwargs):

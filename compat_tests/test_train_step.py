@@ -13,7 +13,7 @@ from legacy_gradlog import GradientLogger
 
 from .conftest import available
 from .frameworks import LEARNING_RATE, Trained, run_replicas, small_data
-from .oracle import assert_step_level, expected_keys, keys, read_events
+from .oracle import assert_fit
 from .test_clipping import optimizers_of
 
 if Version(tf.__version__) < Version("2.2"):
@@ -88,12 +88,8 @@ def custom(fw, optimizer, step):
 
 
 def fit_and_compare(fw, trained, log_dir):
-    weights = fw.recorder(trained)
     logger = GradientLogger(str(log_dir), freq=2)
-    fw.fit(trained.model, *small_data(), callbacks=[logger, weights])
-    events = read_events(fw, log_dir)
-    assert keys(events) == expected_keys(trained.paths, [0, 2, 4])
-    assert_step_level(events, weights, trained.paths, [0, 2, 4])
+    assert_fit(fw, trained, logger, [0, 2, 4], *small_data())
 
 
 CASES = [

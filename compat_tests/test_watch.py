@@ -124,6 +124,16 @@ def loop(fw):
     return make
 
 
+def assert_loop(events, path, steps, weights):
+    """Compares what a loop over ``d/kernel``, logged as ``path``, must have written."""
+    assert keys(events) == expected_keys([path], steps)
+    for event in events:
+        if event.tag == path + "_0_grad":
+            before, after = weights.values[event.step : event.step + 2]
+            gradient = Gradient.of_update(before["d/kernel"], after["d/kernel"])
+            assert_histogram(event.value, gradient)
+
+
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
 def test_gradient_tape(fw, tmp_path, loop, traced):
     trained = fw.linear_model()
@@ -144,12 +154,7 @@ def test_gradient_tape(fw, tmp_path, loop, traced):
     assert len(read_events(fw, tmp_path)) == written
 
     events = gradient_events(read_events(fw, tmp_path))
-    assert keys(events) == expected_keys([path], [0, 2, 4])
-    for event in events:
-        if event.tag == path + "_0_grad":
-            before, after = weights.values[event.step : event.step + 2]
-            gradient = Gradient.of_update(before["d/kernel"], after["d/kernel"])
-            assert_histogram(event.value, gradient)
+    assert_loop(events, path, [0, 2, 4], weights)
 
 
 def test_a_function_is_watched_again(fw, tmp_path, loop):
@@ -169,12 +174,7 @@ def test_a_function_is_watched_again(fw, tmp_path, loop):
         weights.updated()
     (path,) = logger.latest
     events = gradient_events(read_events(fw, tmp_path))
-    assert keys(events) == expected_keys([path], [0, 1, 3])
-    for event in events:
-        if event.tag == path + "_0_grad":
-            before, after = weights.values[event.step : event.step + 2]
-            gradient = Gradient.of_update(before["d/kernel"], after["d/kernel"])
-            assert_histogram(event.value, gradient)
+    assert_loop(events, path, [0, 1, 3], weights)
 
 
 def test_a_function_traced_before(fw, tmp_path, loop):

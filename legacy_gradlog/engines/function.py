@@ -17,7 +17,7 @@ from ..errors import UnsupportedError
 from ..patching import Patch
 from .base import Engine
 from .gate import Gate, RawStore, Selection, SketchStore
-from .hook import Calls, OptimizerHook, unconverted
+from .hook import Calls, OptimizerHook, generation_of, unconverted
 
 __all__ = ["FunctionEngine"]
 
@@ -172,15 +172,7 @@ def refuse(model, cadence):
     if reason is not None:
         raise UnsupportedError(reason)
     symbolic = runtime.training_loop(model) == runtime.SYMBOLIC
-    generation = runtime.optimizer_generation(model.optimizer, symbolic)
-    if generation is None:
-        raise UnsupportedError(
-            "Gradients can be logged for Keras optimizers whose step is known. "
-            "Received: {!r}. Train with an optimizer of the model's own Keras, and "
-            "accumulate no gradients with loss scaling.".format(
-                type(model.optimizer).__name__
-            )
-        )
+    generation = generation_of(model.optimizer, symbolic)
     if generation == "scaled v2" and runtime.replicas_of(model) > 1:
         raise UnsupportedError(
             "Under a strategy with several replicas gradients can be logged with loss "

@@ -137,7 +137,7 @@ class Gate:
         return self.made and self._cadence.has_due(self.next_update, self._foretold)
 
     def take(self):
-        """Returns the `Capture` of each due update since the last time, in order."""
+        """Returns the `Capture` of each due update since the last time."""
         if not self.made:
             return []
         first, foretold = self.next_update, self._foretold
@@ -166,7 +166,7 @@ class Gate:
         for site in self._sites.values():
             for update, counts, moments in site.store.read(first):
                 found.append(Capture(update, site.weights, counts, moments, self.name))
-        return sorted(found, key=lambda capture: capture.update)
+        return found
 
     # Called while the step is traced, or inside it where it runs eagerly.
 

@@ -11,9 +11,28 @@ import threading
 import weakref
 
 from .. import runtime
+from ..errors import UnsupportedError
 from ..patching import Patch
 
-__all__ = ["Calls", "OptimizerHook", "unconverted"]
+__all__ = ["Calls", "OptimizerHook", "generation_of", "unconverted"]
+
+
+def generation_of(optimizer, symbolic=False):
+    """Returns the generation of an optimizer, as `runtime` tells it.
+
+    Raises:
+        UnsupportedError: It is none whose gradients can be seen.
+    """
+    generation = runtime.optimizer_generation(optimizer, symbolic)
+    if generation is None:
+        raise UnsupportedError(
+            "Gradients can be logged for Keras optimizers whose step is known. "
+            "Received: {!r}. Train with an optimizer of the model's own Keras, and "
+            "accumulate no gradients with loss scaling.".format(
+                type(optimizer).__name__
+            )
+        )
+    return generation
 
 
 class Calls:

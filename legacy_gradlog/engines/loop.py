@@ -12,7 +12,7 @@ from .. import errors, runtime
 from ..errors import UnsupportedError
 from .base import Capture, Engine
 from .gate import Gate, Selection
-from .hook import OptimizerHook
+from .hook import OptimizerHook, generation_of
 from .sketch_ops import sketch_rows
 
 __all__ = ["LoopEngine"]
@@ -30,12 +30,7 @@ class LoopEngine(Engine):
         self._tap = None
 
     def _attach(self):
-        if runtime.optimizer_generation(self._optimizer) is None:
-            raise UnsupportedError(
-                "Gradients can be logged for Keras optimizers whose step is known. "
-                "Received: {!r}. Take an optimizer of Keras, and accumulate no "
-                "gradients with loss scaling.".format(type(self._optimizer).__name__)
-            )
+        generation_of(self._optimizer)
         first = self.first_update("optimizer", self._optimizer)
         self._tap = Tap.of(self._optimizer, self.request)
         self._tap.begin(self, first)
@@ -54,8 +49,8 @@ class LoopEngine(Engine):
             if runtime.leaves_reduction_to_the_update(self._optimizer, replicas):
                 raise UnsupportedError(
                     "An optimizer must sum the replicas' parts of a gradient before it "
-                    "makes an update for a hand-written loop to be logged. Received: {} "
-                    "replicas, and {!r}, which sums them within. Train with "
+                    "makes an update for a hand-written loop to be logged. Received: "
+                    "{} replicas, and {!r}, which sums them within. Train with "
                     "`fit`.".format(replicas, type(self._optimizer).__name__)
                 )
             with errors.contain(self.fail):
