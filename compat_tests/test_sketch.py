@@ -25,6 +25,8 @@ VALUES = {
     "negative beside nan": np.array([np.nan, -3.0, -4.0, np.inf]),
     "matrix": np.arange(-6.0, 6.0).reshape(3, 4),
     "scalar": np.array(0.25),
+    # Below the normal numbers, of float32 and of float64.
+    "subnormal": np.array([1e-39, -2e-42, 0.0, -0.0, 1e-310, -5e-324, 1.0, -1.0]),
 }
 
 
@@ -42,7 +44,7 @@ def by_definition(values):
 
 def check(values, counts, moments):
     finite = values[np.isfinite(values)].astype(np.float64)
-    record = sketch.decode(7, counts, moments)
+    (record,) = sketch.decode(7, counts[None], moments[None])
     np.testing.assert_array_equal(record.counts, by_definition(values.ravel()))
     assert record.step == 7
     assert record.count == finite.size
@@ -94,18 +96,30 @@ def evaluate(tensors):
         return session.run(list(tensors))
 
 
+def sketched(gradient):
+    counts, moments = evaluate(sketch_ops.sketch_rows([gradient]))
+    return counts[0], moments[0]
+
+
+#: Values of ``SMALL`` and ``CHUNK``: together with others, whole, in chunks.
+WAYS = {"small": (2048, 2**17), "large": (-1, 2**17), "chunks": (-1, 3)}
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", sorted(VALUES))
-def test_tensorflow(name, dtype):
+def test_tensorflow(name, dtype, way, monkeypatch):
+    for setting, value in zip(("SMALL", "CHUNK"), WAYS[way]):
+        monkeypatch.setattr(sketch_ops, setting, value)
     with np.errstate(over="ignore"):
         values = VALUES[name].astype(dtype)
-    check(values, *evaluate(sketch_ops.sketch_gradient(tf.constant(values))))
+    check(values, *sketched(tf.constant(values)))
 
 
 def test_bfloat16():
     values = np.array([1.5, -2.0, 0.0, np.inf], "float32")
     gradient = tf.cast(tf.constant(values), tf.bfloat16)
-    check(values, *evaluate(sketch_ops.sketch_gradient(gradient)))
+    check(values, *sketched(gradient))
 
 
 def test_duplicate_rows_are_summed():
@@ -116,7 +130,7 @@ def test_duplicate_rows_are_summed():
         dense_shape=tf.constant([10, 2]),
     )
     expected = np.array([1.5, 0.0, 3.0, 4.0], "float32")
-    check(expected, *evaluate(sketch_ops.sketch_gradient(slices)))
+    check(expected, *sketched(slices))
 
 
 def test_rows_are_the_single_sketches():

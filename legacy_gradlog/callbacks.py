@@ -436,7 +436,8 @@ class TensorBoard(_GradientCallback):
         values = runtime.values_of(self.model, [w.variable for w in weights])
         summary = runtime.summary_class()()
         for weight, value in zip(weights, values):
-            record = sketch.decode(epoch, *sketch.from_values(value))
+            counts, moments = sketch.from_values(value)
+            (record,) = sketch.decode(epoch, counts[None], moments[None])
             writers.add_histogram(summary, weight.tag, record)
         writer = writers.StockWriter(runtime.stock_writer(self._stock))
         writer.write(summary, epoch)

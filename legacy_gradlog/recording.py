@@ -227,12 +227,8 @@ class Recorder:
 
     def _write(self, capture, step):
         self._tell_missing()
-        records = [
-            (weight, sketch.decode(step, counts, moments))
-            for weight, counts, moments in zip(
-                capture.weights, capture.counts, capture.moments
-            )
-        ]
+        decoded = sketch.decode(step, capture.counts, capture.moments)
+        records = list(zip(capture.weights, decoded))
         settings = self._settings
         several = len(self._engine.optimizers()) > 1
         summary = writers.summarize(

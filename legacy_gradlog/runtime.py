@@ -4,6 +4,7 @@ The only module that reads a version or asks whether TensorFlow or Keras has som
 every other module is told. Imports no framework until a model, or `detect`, asks.
 """
 
+import functools
 import importlib
 import random
 import sys
@@ -178,6 +179,7 @@ def _choose_engine(tf, flavour, eager, model):
     return FUNCTION, "training runs in a compiled function: sketched inside the step"
 
 
+@functools.lru_cache(maxsize=None)
 def tensorflow():
     """Returns the `tensorflow` package.
 
@@ -229,7 +231,7 @@ def _executes_eagerly(tf):
 
 
 def shift_right(values, bits):
-    """Returns non-negative integers shifted right."""
+    """Returns signed integers shifted right, the sign bit going along."""
     tf = tensorflow()
     if hasattr(tf.bitwise, "right_shift"):
         return tf.bitwise.right_shift(values, tf.constant(bits, values.dtype))
@@ -259,6 +261,32 @@ def bincount(values, size):
 def segment_sum(values, positions, size):
     """Sums the rows of ``values`` that have equal ``positions``."""
     return compat_v1().unsorted_segment_sum(values, positions, size)
+
+
+def segment_max(values, positions, size):
+    """Returns the largest of the ``values`` that have equal ``positions``."""
+    return compat_v1().unsorted_segment_max(values, positions, size)
+
+
+def outlined(function):
+    """Returns a function for a branch of a graph, where it is one operation.
+
+    A branch that is not taken costs time for each of its operations.
+    """
+    tf = tensorflow()
+    if tf.executing_eagerly() or is_in_xla():
+        return function
+    attributes = {"_noinline": True}
+    try:
+        return tf.function(
+            function, autograph=False, experimental_attributes=attributes
+        )
+    except TypeError:
+        # Before TF 2.12.
+        module = importlib.import_module("tensorflow.python.eager.function")
+        return module.defun_with_attributes(
+            function, autograph=False, attributes=attributes
+        )
 
 
 def is_floating(variable):

@@ -13,6 +13,7 @@ its value. The buckets run from 2**-60 (below 1e-18) to 2**20 (above 1e6) on bot
 signs, with one for exact zeros between them; values outside go into the end buckets.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -49,17 +50,30 @@ class Layout(NamedTuple):
         shift: Mantissa bits to drop, all but the top three.
         first: The number that the lowest bucket has after the shift.
         infinity: The bits of positive infinity; anything above is not a number.
+        tops: How many values the bits have that the shift leaves, sign included.
+        numbers: int32, shape ``(tops,)``: the bucket number that each of them means
+            if the value is zero or a normal number, or not finite.
     """
 
     integer: str
     shift: int
     first: int
     infinity: int
+    tops: int
+    numbers: np.ndarray
 
 
 def _layout(integer, mantissa, bias, infinity):
+    shift = mantissa - 3
     first = (bias + LOWEST_EXPONENT) * BUCKETS_PER_OCTAVE
-    return Layout(integer, mantissa - 3, first, infinity)
+    magnitudes = np.arange((infinity >> shift) + BUCKETS_PER_OCTAVE)
+    bucket = np.clip(magnitudes - first, 0, PER_SIGN - 1) + 1
+    bucket[0] = 0
+    positive, negative = ZERO + bucket, ZERO - bucket
+    for numbers in (positive, negative):
+        numbers[magnitudes >= infinity >> shift] = NONFINITE
+    numbers = np.concatenate([positive, negative]).astype(np.int32)
+    return Layout(integer, shift, first, infinity, len(numbers), numbers)
 
 
 #: By float type. Narrower floats are widened to float32 first, which is exact.
@@ -67,6 +81,10 @@ LAYOUTS = {
     "float32": _layout("int32", 23, 127, 0x7F800000),
     "float64": _layout("int64", 52, 1023, 0x7FF0000000000000),
 }
+
+
+#: The moments of no values.
+NO_MOMENTS = (np.inf, -np.inf, 0.0, 0.0, 0.0)
 
 
 def _edges():
@@ -115,25 +133,33 @@ class Record(NamedTuple):
 
 
 def decode(step, counts, moments):
-    """Returns the `Record` of one sketch: counts ``(SIZE,)``, moments ``(5,)``."""
-    buckets = counts[:NONFINITE]
-    count = int(buckets.sum())
-    minimum, maximum, total, squares, absolute = (
-        (float(moment) for moment in moments) if count else (0.0,) * 5
-    )
-    return Record(
-        step=int(step),
-        count=count,
-        min=minimum,
-        max=maximum,
-        sum=total,
-        sum_squares=squares,
-        mean_abs=absolute / count if count else 0.0,
-        norm=float(np.sqrt(squares)),
-        nonfinite=int(counts[NONFINITE]),
-        counts=buckets,
-        edges=EDGES,
-    )
+    """Returns the `Record` of each sketch.
+
+    Args:
+        counts: Shape ``(n, SIZE)``.
+        moments: Shape ``(n, 5)``.
+    """
+    records = []
+    totals = counts[:, :NONFINITE].sum(axis=1).tolist()
+    nonfinite = counts[:, NONFINITE].tolist()
+    for row, (count, values) in enumerate(zip(totals, moments.tolist())):
+        minimum, maximum, total, squares, absolute = values if count else (0.0,) * 5
+        records.append(
+            Record(
+                step=int(step),
+                count=count,
+                min=minimum,
+                max=maximum,
+                sum=total,
+                sum_squares=squares,
+                mean_abs=absolute / count if count else 0.0,
+                norm=math.sqrt(squares),
+                nonfinite=nonfinite[row],
+                counts=counts[row, :NONFINITE],
+                edges=EDGES,
+            )
+        )
+    return records
 
 
 def merge(first, second):

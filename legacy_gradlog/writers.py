@@ -94,9 +94,27 @@ def add_histogram(summary, tag, record):
     histogram.num = record.count
     histogram.sum = record.sum
     histogram.sum_squares = record.sum_squares
-    filled = np.flatnonzero(record.counts)
-    histogram.bucket_limit.extend(sketch.EDGES[filled + 1].tolist())
-    histogram.bucket.extend(record.counts[filled].tolist())
+    filled = record.counts.nonzero()[0]
+    if filled.size:
+        # Taken over as bytes: number by number takes ten times as long.
+        histogram.MergeFromString(
+            _packed(_BUCKET_LIMIT, sketch.EDGES[filled + 1])
+            + _packed(_BUCKET, record.counts[filled])
+        )
+
+
+#: The numbers of two fields of `HistogramProto`, both ``repeated double``.
+_BUCKET_LIMIT, _BUCKET = 6, 7
+
+
+def _packed(field, values):
+    """Returns a packed field of doubles in the wire format of protocol buffers."""
+    data = values.astype("<f8").tobytes()
+    size, head = len(data), [field << 3 | 2]
+    while size > 127:
+        head.append(size & 127 | 128)
+        size >>= 7
+    return bytes(head + [size]) + data
 
 
 class StockWriter:

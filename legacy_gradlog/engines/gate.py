@@ -10,7 +10,7 @@ from .. import runtime, sketch
 from ..errors import UnsupportedError
 from .base import Capture
 from .replicas import ReplicaVariable
-from .sketch_ops import sketch_rows
+from .sketch_ops import merge_moments, sketch_rows
 
 __all__ = ["Gate", "RawStore", "Selection", "SketchStore"]
 
@@ -206,7 +206,7 @@ class Gate:
 
         if site is not None:
             # TF 2.0: a branch of `tf.cond` must return a tensor.
-            tf.cond(due, capture, lambda: update)
+            tf.cond(due, runtime.outlined(capture), lambda: update)
         # A call that finds no data left runs what does not depend on the data.
         with tf.control_dependencies([gradient for gradient, _ in pairs]):
             self._count.assign_add(1)
@@ -269,8 +269,7 @@ class SketchStore:
     def __init__(self, weights, gradients, rows, pool=False):
         tf = runtime.tensorflow()
         self._pool = pool
-        nothing = [-1.0] + [0.0] * sketch.SIZE
-        nothing += [float("inf"), float("-inf"), 0.0, 0.0, 0.0]
+        nothing = [-1.0] + [0.0] * sketch.SIZE + list(sketch.NO_MOMENTS)
         nothing = tf.constant([[nothing]], tf.float64)
         self._nothing = tf.tile(nothing, [rows, len(weights), 1])
         self._sketches = _variable(self._nothing)
@@ -283,18 +282,11 @@ class SketchStore:
         counts, moments = sketch_rows(gradients)
         counts = tf.cast(counts, tf.float64)
         if self._pool:
-            _, before, extremes = tf.split(
+            _, before, others = tf.split(
                 self._sketches[row], [1, sketch.SIZE, 5], axis=1
             )
             counts += before
-            moments = tf.concat(
-                [
-                    tf.minimum(extremes[:, :1], moments[:, :1]),
-                    tf.maximum(extremes[:, 1:2], moments[:, 1:2]),
-                    extremes[:, 2:] + moments[:, 2:],
-                ],
-                axis=1,
-            )
+            moments = merge_moments(others, moments)
         numbers = tf.fill([len(gradients), 1], tf.cast(update, tf.float64))
         _put_row(self._sketches, row, tf.concat([numbers, counts, moments], axis=1))
 

@@ -1,0 +1,93 @@
+"""The command line of the benchmark."""
+
+import argparse
+import fnmatch
+import json
+import sys
+import tempfile
+import time
+
+from .. import conftest
+from . import cases, timing
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m compat_tests.benchmarks",
+        description="What logging costs: the median ratio of epoch times, with its "
+        "quartiles, to the same training without a callback.",
+    )
+    parser.add_argument("--pairs", type=int, default=15, help="of alternating runs")
+    parser.add_argument("--keras", help="its name, where there are several")
+    parser.add_argument(
+        "--only", default="*", help='a pattern of cases, such as "mlp/every*"'
+    )
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="processor time instead of time: it varies less beside other work",
+    )
+    parser.add_argument("--json", help="a file for all figures")
+    options = parser.parse_args(arguments)
+
+    if options.cpu:
+        timing.Run.clock = staticmethod(time.process_time)
+    found = conftest.available()
+    if options.keras:
+        found = [fw for fw in found if fw.name == options.keras]
+    fw = found[0]
+    results = []
+    print("TensorFlow {}, {} {}".format(fw.tf.__version__, fw.name, fw.version))
+    print(ROW.format("", "", "ratio", "quartiles", "target", "epoch s", "set-up s", ""))
+    for case in cases.cases_of(fw):
+        name = "{}/{}".format(case.workload, case.what)
+        if fnmatch.fnmatch(name, options.only):
+            fw.keras.backend.clear_session()
+            results.append(measured(case, options.pairs))
+            print(row_of(results[-1]))
+            sys.stdout.flush()
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(results, file, indent=1)
+
+
+ROW = "{:10} {:40} {:>6} {:>13} {:>6} {:>8} {:>8} {:>8}"
+
+
+def measured(case, pairs):
+    """Returns the figures of one case as a dictionary."""
+    with tempfile.TemporaryDirectory() as log_dir:
+        run, other = case.runs(log_dir)
+        ratio = timing.ratio_of(run, other, pairs)
+    low, median, high = (
+        1 + case.scale * (value - 1) for value in (ratio.low, ratio.median, ratio.high)
+    )
+    return dict(
+        workload=case.workload,
+        what=case.what,
+        target=case.target,
+        ratio=median,
+        quartiles=[low, high],
+        scale=case.scale,
+        pairs=ratio.pairs,
+        epoch_seconds=ratio.seconds,
+        set_up_seconds=run.first_fit - ratio.seconds * ratio.median,
+        next_fit_seconds=run.next_fit - other.next_fit,
+    )
+
+
+def row_of(result):
+    return ROW.format(
+        result["workload"],
+        result["what"],
+        "{:.3f}".format(result["ratio"]),
+        "{:.3f}-{:.3f}".format(*result["quartiles"]),
+        result["target"] or "",
+        "{:.3f}".format(result["epoch_seconds"]),
+        "{:.2f}".format(result["set_up_seconds"]),
+        "{:.2f}".format(result["next_fit_seconds"]),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The models that the benchmark trains, from a few large weights to many small ones."""
+
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+__all__ = ["WORKLOADS", "Workload", "stack_of"]
+
+
+class Workload(NamedTuple):
+    """One model and its data.
+
+    Attributes:
+        name: As printed.
+        outputs: Called with a framework and an input, returns the output tensor.
+        shape: Of one row of input.
+        classes: Above 0, the input are integers below it.
+        width: Of one row of output.
+        steps: Batches per epoch.
+        batch: Rows per batch.
+    """
+
+    name: str
+    outputs: Callable[[Any, Any], Any]
+    shape: tuple
+    width: int
+    steps: int
+    batch: int = 32
+    classes: int = 0
+
+    def model(self, fw, make=None, **compile_arguments):
+        """Returns a compiled model: plain SGD, the cheapest step there is."""
+        kind = {"dtype": "int32"} if self.classes else {}
+        inputs = fw.layers.Input(self.shape, **kind)
+        model = (make or fw.keras.models.Model)(inputs, self.outputs(fw, inputs))
+        model.compile(fw.optimizer(rate=1e-4), "mse", **compile_arguments)
+        return model
+
+    def data(self, rows=None):
+        """Returns inputs and targets, of an epoch if ``rows`` is not given."""
+        random = np.random.RandomState(0)
+        rows = rows or self.steps * self.batch
+        if self.classes:
+            x = random.randint(0, self.classes, (rows,) + self.shape).astype("int32")
+        else:
+            x = random.randn(rows, *self.shape).astype("float32")
+        return x, random.randn(rows, self.width).astype("float32")
+
+
+def stack_of(*widths):
+    """Returns a builder of ``Dense`` layers one after the other."""
+
+    def outputs(fw, inputs):
+        for width in widths[:-1]:
+            inputs = fw.layers.Dense(width, activation="relu")(inputs)
+        return fw.layers.Dense(widths[-1])(inputs)
+
+    return outputs
+
+
+def _convnet(fw, inputs):
+    layers = fw.layers
+    for filters in (32, 64, 64):
+        inputs = layers.Conv2D(filters, 3, activation="relu", padding="same")(inputs)
+        inputs = layers.MaxPooling2D()(inputs)
+    return layers.Dense(10)(layers.Flatten()(inputs))
+
+
+def _embedding(fw, inputs):
+    hidden = fw.layers.Embedding(50000, 64)(inputs)
+    return stack_of(64, 1)(fw, fw.layers.Flatten()(hidden))
+
+
+def _wide(fw, inputs):
+    branches = [fw.layers.Dense(4)(inputs) for _ in range(500)]
+    return fw.layers.Concatenate()(branches)
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("mlp", stack_of(256, 256, 256, 256, 1), (64,), 1, steps=200),
+        Workload("convnet", _convnet, (32, 32, 3), 10, steps=40),
+        Workload("embedding", _embedding, (20,), 1, steps=100, classes=50000),
+        Workload("wide", _wide, (16,), 2000, steps=50),
+        Workload("big", stack_of(5000, 8000, 600), (1000,), 600, steps=5),
+    )
+}
