@@ -29,11 +29,11 @@ class Workload(NamedTuple):
     classes: int = 0
 
     def model(self, fw, make=None, **compile_arguments):
-        """Returns a compiled model: plain SGD, the cheapest step there is."""
+        """Returns a compiled model, to be trained with Adam."""
         kind = {"dtype": "int32"} if self.classes else {}
         inputs = fw.layers.Input(self.shape, **kind)
         model = (make or fw.keras.models.Model)(inputs, self.outputs(fw, inputs))
-        model.compile(fw.optimizer(rate=1e-4), "mse", **compile_arguments)
+        model.compile(fw.optimizer("Adam", rate=1e-4), "mse", **compile_arguments)
         return model
 
     def data(self, rows=None):

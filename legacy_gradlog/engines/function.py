@@ -95,23 +95,49 @@ class FunctionEngine(Engine):
         """
         gate.reset(self.first_update(gate.name, optimizers[gate.name]))
 
-    def before_call(self, steps):
-        """Opens the gates for a call of up to ``steps`` updates if one is wanted."""
+    def before_call(self, steps, updates):
+        """Opens the gates for a call if an update of it may be wanted.
+
+        Args:
+            steps: Batches that the call takes at most.
+            updates: As in ``after_call``.
+
+        Returns:
+            Whether one may be wanted.
+        """
         cadence = self.request.cadence
-        if cadence.every is None:
-            # A scheduled call runs later, on any worker: all of them may be the last.
-            whole = cadence.pool or self._scheduled
-            # Where gradients are accumulated the last batches may make no update.
-            late = steps + self._accumulated - 1
-            wanted = self.epoch_logged and (whole or self.length.ends_with(late))
-            for gate in self._gates:
-                gate.open(wanted)
+        if cadence.every is not None:
+            return any(
+                gate.expects(made) for gate, made in zip(self._gates, updates)
+            )
+        # A scheduled call runs later, on any worker: all of them may be the last.
+        whole = cadence.pool or self._scheduled
+        # Where gradients are accumulated the last batches may make no update.
+        late = steps + self._accumulated - 1
+        wanted = self.epoch_logged and (whole or self.length.ends_with(late))
+        for gate in self._gates:
+            gate.open(wanted)
+        return wanted
 
-    def after_call(self, steps, updates):
-        """Delivers what a call of ``steps`` batches captured.
+    def skip(self, steps, updates):
+        """Counts a call of the plain train function, which makes these updates."""
+        self.length.advance(steps)
+        for gate, made in zip(self._gates, updates):
+            gate.skip(made)
 
-        ``updates`` is, for each optimizer, the largest number of updates that the call
-        can have made.
+    def catch_up(self):
+        """Tells the gates' own counters of the updates that were skipped."""
+        for gate in self._gates:
+            gate.catch_up()
+
+    def after_call(self, steps, updates, exact):
+        """Delivers what a call captured.
+
+        Args:
+            steps: Batches that the call took.
+            updates: For each optimizer, the largest number of updates that the call
+                can have made.
+            exact: It has made as many.
         """
         self.length.advance(steps)
         if not any(gate.made for gate in self._gates):
@@ -126,12 +152,13 @@ class FunctionEngine(Engine):
         cadence = self.request.cadence
         captures = []
         for gate, made in zip(self._gates, updates):
+            gate.advance(made)
             if cadence.every is None:
                 if gate.pooled_outside and self.epoch_logged:
                     self._pool.extend(gate.take())
-            elif gate.advance(made):
+            elif gate.may_hold_due():
                 try:
-                    captures.extend(gate.take())
+                    captures.extend(gate.take(exact))
                 except UnsupportedError as error:
                     self.fail(error)
                     return
@@ -204,6 +231,7 @@ class Instrument:
         self.gates = gates
         self.calls = [Calls() for _ in optimizers]
         self.function, self.tf_function = functions
+        self._is_random = None
 
     def fits(self, key, plain, optimizers):
         """Whether it was traced for what is asked for now."""
@@ -218,6 +246,22 @@ class Instrument:
     def made(self):
         """Whether a step was traced with every engine's gates."""
         return all(any(gate.made for gate in gates) for gates in self.gates)
+
+    @property
+    def is_certain(self):
+        """Whether each step makes all updates that were traced, whatever the data."""
+        return all(calls.are_certain for calls in self.calls)
+
+    @property
+    def repeats(self):
+        """Whether the plain function would make the very same updates.
+
+        Two traces of a step hold two sets of random states, and the updates of a
+        branch are counted by nobody else. Known once a step was traced.
+        """
+        if self._is_random is None and self.made:
+            self._is_random = any(calls.hold_random_state for calls in self.calls)
+        return self._is_random is False and self.is_certain
 
     @staticmethod
     def kept(model):
@@ -241,6 +285,9 @@ class Dispatcher:
 
     #: Whether the step is made from a symbolic graph.
     symbolic = False
+
+    #: Whether the plain function may make the updates that nobody wants.
+    alternates = True
 
     def __init__(self, model):
         self._model = model
@@ -304,10 +351,16 @@ class Dispatcher:
             self._instrument = self._prepare()
             for engine, gates in zip(self.engines, self._instrument.gates):
                 engine.enter(gates, self._instrument.optimizers)
-        active = [engine for engine in self.engines if engine.active]
-        for engine in active:
-            with errors.contain(engine.fail):
-                engine.before_call(self.steps)
+        updates = [calls.made(self.steps) for calls in self._instrument.calls]
+        wanted = False
+        for engine in self.engines:
+            if engine.active:
+                with errors.contain(engine.fail):
+                    wanted |= engine.before_call(self.steps, updates)
+        if not wanted and self._alternates and self._instrument.repeats:
+            return self._step_plainly(args, updates)
+        for engine in self.engines:
+            engine.catch_up()
         for calls in self._instrument.calls:
             calls.begin()
         try:
@@ -329,12 +382,28 @@ class Dispatcher:
         self._after_call(self.steps)
         return result
 
+    def _step_plainly(self, args, updates):
+        """Makes a call in which no update is wanted, as without a logger."""
+        try:
+            result = self._plain(*args)
+        except runtime.end_of_data_errors():
+            raise
+        except BaseException:
+            self.close()
+            raise
+        for engine in self.engines:
+            engine.skip(self.steps, updates)
+        return result
+
     def _after_call(self, steps):
-        updates = [calls.made(self.steps) for calls in self._instrument.calls]
+        # A single batch that is not there makes no update.
+        most = self.steps if self.steps > 1 else steps
+        updates = [calls.made(most) for calls in self._instrument.calls]
+        exact = self._alternates and self._instrument.is_certain
         for engine in self.engines:
             if engine.active:
                 with errors.contain(engine.fail):
-                    engine.after_call(steps, updates)
+                    engine.after_call(steps, updates, exact)
 
     def leave(self, engine):
         """Takes one engine out; the last one closes the dispatcher."""
@@ -376,6 +445,7 @@ class Dispatcher:
             )
             patch.apply()
             self._patches.append(patch)
+        self._alternates = self.alternates and runtime.repeats_steps(model)
         self._hooks = [
             OptimizerHook(
                 optimizer, functools.partial(self._on_update, number), self.symbolic
@@ -457,6 +527,7 @@ class ClosureDispatcher(Dispatcher):
     optimizer's own call is the step.
     """
 
+    alternates = False
     _running = False
 
     @staticmethod
@@ -501,6 +572,7 @@ class SymbolicDispatcher(Dispatcher):
     """
 
     symbolic = True
+    alternates = False
 
     @staticmethod
     def _in_place(model):

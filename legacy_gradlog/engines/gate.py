@@ -104,6 +104,7 @@ class Gate:
         self._closable = closable
         self._foretold = 0
         self._wanted = False
+        self._is_behind = False
         self._sites = {}
 
     # Called by the host, between steps.
@@ -111,6 +112,7 @@ class Gate:
     def reset(self, update):
         """Starts a fit whose first update has the number ``update``."""
         self.next_update = self._foretold = update
+        self._is_behind = False
         if self.made:
             self._count.assign(update)
             self.empty()
@@ -127,21 +129,48 @@ class Gate:
             if self.made:
                 self._is_open.assign(wanted)
 
+    def expects(self, updates):
+        """Whether one of the next ``updates`` may be due, at step level."""
+        return not self.made or self._cadence.has_due(
+            self.next_update, self._foretold + updates
+        )
+
+    def skip(self, updates):
+        """Counts updates that the step makes without passing the gate."""
+        self._foretold += updates
+        self.next_update = self._foretold
+        self._is_behind = True
+
+    def catch_up(self):
+        """Lets the step know of the updates that were skipped."""
+        if self._is_behind:
+            self._is_behind = False
+            self._count.assign(self.next_update)
+
     def advance(self, updates):
-        """Counts up to ``updates`` more; returns whether one of them may be due.
+        """Counts up to ``updates`` more.
 
         What is foretold is never less than what is counted in the graph, so that the
         variables are read after the calls that may hold a due update and no other.
         """
         self._foretold += updates
-        return self.made and self._cadence.has_due(self.next_update, self._foretold)
 
-    def take(self):
-        """Returns the `Capture` of each due update since the last time."""
+    def may_hold_due(self):
+        """Whether one of the updates since the last look may be due, at step level."""
+        return self.made and self.expects(0)
+
+    def take(self, exact=False):
+        """Returns the `Capture` of each due update since the last time.
+
+        Args:
+            exact: What is foretold is what the step counts, so that nobody looks.
+        """
         if not self.made:
             return []
         first, foretold = self.next_update, self._foretold
-        self.next_update = self._foretold = int(_read(self._count))
+        self.next_update = foretold
+        if not exact:
+            self.next_update = self._foretold = int(_read(self._count))
         if self._every is not None and self.next_update > foretold:
             raise UnsupportedError(
                 "At step level each call of the optimizer must run once in a training "
@@ -154,7 +183,9 @@ class Gate:
 
     def look(self):
         """Returns the number of the next update, as the step has counted it."""
-        return int(_read(self._count)) if self.made else self.next_update
+        if self._is_behind or not self.made:
+            return self.next_update
+        return int(_read(self._count))
 
     def missing(self):
         """Returns the selected weights that no gradient has reached."""
@@ -370,7 +401,7 @@ def _put_row(target, row, values):
 
 def _read(target):
     """Returns the value of a variable, of all replicas together, as a NumPy array."""
-    return target.read_value().numpy()
+    return runtime.value_now(target)
 
 
 def _variable(value, parts=False):

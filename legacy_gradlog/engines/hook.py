@@ -40,7 +40,9 @@ class Calls:
 
     def __init__(self):
         self._traced = weakref.WeakKeyDictionary()
+        self._graphs = weakref.WeakSet()
         self._most = 0
+        self._certain = True
         self.begin()
 
     def begin(self):
@@ -60,6 +62,8 @@ class Calls:
             return number, False
         graph = tf.compat.v1.get_default_graph()
         whole = _traced_function(graph)
+        self._certain &= whole is graph
+        self._graphs.add(runtime.outermost(graph))
         numbers = self._traced.setdefault(whole, {})
         number = numbers.get(replica, 0)
         numbers[replica] = number + 1
@@ -68,6 +72,16 @@ class Calls:
         again = graph in seen
         seen.add(graph)
         return number, again
+
+    @property
+    def are_certain(self):
+        """Whether every step that was traced makes all of them, in no branch."""
+        return self._certain and len(self._graphs) > 0
+
+    @property
+    def hold_random_state(self):
+        """Whether a step that was traced has random numbers of its own."""
+        return any(runtime.holds_random_state(graph) for graph in self._graphs)
 
     def made(self, steps):
         """Returns how many updates a call of ``steps`` batches has made at most."""

@@ -106,7 +106,7 @@ def _sketch_large(tf, vectors):
     def with_care():
         return _in_chunks(tf, vectors, _count_with_care, sketch.SIZE)[:2]
 
-    return tf.cond(exact, lambda: [counts, moments], with_care)
+    return tf.cond(exact, lambda: [counts, moments], runtime.outlined(with_care))
 
 
 def _in_chunks(tf, vectors, sketch_chunk, size):
