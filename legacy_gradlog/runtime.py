@@ -5,6 +5,7 @@ every other module is told. Imports no framework until a model, or `detect`, ask
 """
 
 import importlib
+import os
 import random
 import sys
 from typing import NamedTuple, Optional
@@ -832,6 +833,32 @@ def stock_writer(stock):
         # TF 2.0 to 2.2: makes it if the callback has written nothing yet.
         return stock._get_writer(stock._train_run_name)
     return None
+
+
+def stock_directory(stock):
+    """Returns the directory that the stock callback writes training data into."""
+    train = "" if hasattr(stock, "writer") else "train"
+    return os.path.join(stock.log_dir, train)
+
+
+def event_file(writer):
+    """Returns the path of the file of a `FileWriter`, None for any other writer."""
+    events = getattr(getattr(writer, "event_writer", None), "_ev_writer", None)
+    if events is None:
+        return None
+    return tensorflow().compat.as_str(events.FileName())
+
+
+def flush_each_event(writer):
+    """Lets the thread of a `FileWriter` put each event on disk when it comes.
+
+    Left alone it looks at the time when the next event comes, which may be hours later.
+    The writers of TensorFlow 2 put there what was written when `as_default` ends.
+    """
+    thread = getattr(getattr(writer, "event_writer", None), "_worker", None)
+    if thread is not None:
+        thread._flush_secs = -1
+        thread._next_event_flush_time = 0
 
 
 def stock_histograms_fail(model):
