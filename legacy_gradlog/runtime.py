@@ -853,12 +853,24 @@ def flush_each_event(writer):
     """Lets the thread of a `FileWriter` put each event on disk when it comes.
 
     Left alone it looks at the time when the next event comes, which may be hours later.
-    The writers of TensorFlow 2 put there what was written when `as_default` ends.
     """
     thread = getattr(getattr(writer, "event_writer", None), "_worker", None)
     if thread is not None:
         thread._flush_secs = -1
         thread._next_event_flush_time = 0
+
+
+def write_summary(writer, summary, step):
+    """Writes a serialized `Summary` with a writer of TensorFlow 2.
+
+    Where its flush fails, `as_default` of TensorFlow 2.3 and later leaves the writer
+    behind as the default one, and what others write after that goes there.
+    """
+    tf = tensorflow()
+    with tf.device("CPU:0"):
+        tf.raw_ops.WriteRawProtoSummary(
+            writer=writer._resource, step=step, tensor=summary
+        )
 
 
 def stock_histograms_fail(model):

@@ -125,12 +125,8 @@ class StockWriter:
         if hasattr(self._writer, "add_summary"):
             self._writer.add_summary(summary, step)
         else:
-            tf = runtime.tensorflow()
-            # Inside `fit` the stock callback's own `record_if` gate is closed.
-            with tf.summary.record_if(True), self._writer.as_default():
-                tf.summary.experimental.write_raw_pb(
-                    summary.SerializeToString(), step=step
-                )
+            runtime.write_summary(self._writer, summary.SerializeToString(), step)
+            self._writer.flush()
         if time.time() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
