@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import traceback
 
 import numpy as np
 from packaging.version import Version
@@ -305,24 +306,61 @@ def files_below(log_dir):
     return found
 
 
-def run_script(script, log_dir, *arguments, timeout=None):
-    """Runs a script in a process of its own, which some settings hold for.
+def start_script(script, log_dir, *arguments):
+    """Starts a script in a process of its own, which some settings hold for.
 
-    Its working directory, and its first argument, is ``log_dir``; it is killed after
-    ``timeout`` seconds.
+    Its working directory, and its first argument, is ``log_dir``.
 
     Returns:
-        What it printed.
+        The `Popen`, with a pipe for what it prints.
     """
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", textwrap.dedent(script), str(log_dir)]
-    return subprocess.check_output(
+    return subprocess.Popen(
         command + list(arguments),
         cwd=str(log_dir),
         env=dict(os.environ, PYTHONPATH=path),
-        timeout=timeout,
-    ).decode()
+        stdout=subprocess.PIPE,
+    )
+
+
+def run_script(script, log_dir, *arguments, timeout=None):
+    """Runs a script as `start_script` does, and kills it after ``timeout`` seconds.
+
+    Returns:
+        What it printed.
+    """
+    child = start_script(script, log_dir, *arguments)
+    try:
+        output = child.communicate(timeout=timeout)[0].decode()
+    finally:
+        child.kill()
+        child.wait()
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, child.args, output)
+    return output
+
+
+def fork(function, *args):
+    """Starts a child of a process that has imported TensorFlow and done nothing more.
+
+    Returns:
+        Its process id. Its exit status is 0 if ``function`` returned.
+    """
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        function(*args)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
 
 
 def run_replicas(script, fw, log_dir, *arguments, strategy="mirrored"):

@@ -111,12 +111,14 @@ def test_unwritable_log_dir(fw, tmp_path, make):
     blocker = tmp_path / "file"
     blocker.write_text("no directory")
     log_dir = str(blocker / "logs")
-    message = fails_before_training(fw, make(log_dir), LogDirectoryError)
-    assert message.startswith(
-        "`log_dir` must be a directory that can be written. Received: {!r}".format(
-            log_dir
+    # The second one lets root write, by its permissions, but takes no file.
+    for log_dir in (log_dir, "/proc/self"):
+        message = fails_before_training(fw, make(log_dir), LogDirectoryError)
+        assert message.startswith(
+            "`log_dir` must be a directory that can be written. Received: {!r}".format(
+                log_dir
+            )
         )
-    )
 
 
 def test_pattern_without_match(fw, tmp_path):

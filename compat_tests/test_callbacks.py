@@ -283,23 +283,6 @@ def test_frozen_layers_are_left_out_silently(fw, tmp_path):
     assert keys(read_events(fw, tmp_path)) == expected_keys(expected, [0], scalars=())
 
 
-def test_nonfinite_values_are_counted_apart(fw, tmp_path):
-    x = np.array([[1.0, 2.0], [np.nan, 4.0]], "float32")
-    trained = fw.linear_model(inputs=2, loss=lambda y_true, y_pred: y_pred)
-    logger = GradientLogger(str(tmp_path), freq="batch")
-    fw.fit(trained.model, x, np.zeros((2, 1)), batch_size=1, callbacks=[logger])
-
-    events = read_events(fw, tmp_path)
-    values = {(event.tag, event.step): event.value for event in events}
-    assert ("grad_nonfinite/d/kernel", 0) not in values
-    assert values["grad_nonfinite/d/kernel", 1] == 1
-    histogram = values["d/kernel_0_grad", 1]
-    assert (histogram.num, histogram.min, histogram.max) == (1, 4.0, 4.0)
-    assert list(histogram.bucket) == [1]
-    assert values["grad_norm/d/kernel", 1] == 4.0
-    assert values["grad_global_norm", 1] == 4.0
-
-
 def test_a_failure_of_ours_ends_the_logging_only(fw, tmp_path, monkeypatch):
     errors.strict = False
     trained = fw.small_model()

@@ -358,7 +358,8 @@ class TensorBoard(_GradientCallback):
     def _make_writer(self):
         writer = runtime.stock_writer(self._stock)
         if writer is not None:
-            return writers.StockWriter(writer)
+            log_dir = runtime.stock_directory(self._stock)
+            return writers.StockWriter(writer, log_dir)
         return writers.OwnWriter(os.path.join(os.fspath(self.log_dir), "gradients"))
 
     def _make_stock(self, model):
@@ -439,7 +440,7 @@ class TensorBoard(_GradientCallback):
             counts, moments = sketch.from_values(value)
             (record,) = sketch.decode(epoch, counts[None], moments[None])
             writers.add_histogram(summary, weight.tag, record)
-        writer = writers.StockWriter(runtime.stock_writer(self._stock))
+        writer = self._make_writer()
         writer.write(summary, epoch)
         writer.flush()
 

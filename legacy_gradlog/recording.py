@@ -27,6 +27,10 @@ def _make_engine(name, optimizer, in_fit, *args, **kwargs):
     return FunctionEngine(*args, **kwargs)
 
 
+def _ignore(error):
+    """Does nothing about a failure that was told already."""
+
+
 class Recorder:
     """Logs the gradients of one model after another, one `fit` at a time.
 
@@ -42,6 +46,7 @@ class Recorder:
         self._epoch_steps = EpochSteps()
         self._next_updates = {}
         self._told_missing = False
+        self._told_nonfinite = False
         self.latest = {}
 
     @property
@@ -193,14 +198,18 @@ class Recorder:
         """Leaves the training step; every record is on disk. Harmless twice."""
         engine, self._engine = self._engine, None
         writer, self._writer = self._writer, None
+        told = engine is not None and not engine.active
         if engine is not None:
             with errors.contain(self.switch_off):
                 self._next_updates.update(engine.next_updates())
             engine.detach()
         if writer is not None:
-            with errors.contain(self.switch_off):
-                writer.flush()
-                writer.close()
+            # What has failed before is likely to fail again, and was told.
+            with errors.contain(_ignore if told else self.switch_off):
+                try:
+                    writer.flush()
+                finally:
+                    writer.close()
 
     def _selector(self, model):
         settings = self._settings
@@ -239,6 +248,23 @@ class Recorder:
         )
         self._writer.write(summary, step)
         self.latest.update((weight.path, record) for weight, record in records)
+        self._tell_nonfinite(records)
+
+    def _tell_nonfinite(self, records):
+        bad = [found for found in records if found[1].nonfinite]
+        if bad and not self._told_nonfinite:
+            self._told_nonfinite = True
+            weight, record = bad[0]
+            errors.warn(
+                "A gradient is not finite: {} of {} values of {} at step {}. Such "
+                "values are counted in `grad_nonfinite/...` and left out of everything "
+                "else. This is told once.".format(
+                    record.nonfinite,
+                    record.nonfinite + record.count,
+                    weight.path,
+                    record.step,
+                )
+            )
 
     def _tell_missing(self):
         if self._told_missing:

@@ -6,6 +6,7 @@ every other module is told. Imports no framework until a model, or `detect`, ask
 
 import functools
 import importlib
+import os
 import random
 import sys
 from typing import NamedTuple, Optional
@@ -909,6 +910,44 @@ def stock_writer(stock):
         # TF 2.0 to 2.2: makes it if the callback has written nothing yet.
         return stock._get_writer(stock._train_run_name)
     return None
+
+
+def stock_directory(stock):
+    """Returns the directory that the stock callback writes training data into."""
+    train = "" if hasattr(stock, "writer") else "train"
+    return os.path.join(stock.log_dir, train)
+
+
+def event_file(writer):
+    """Returns the path of the file of a `FileWriter`, None for any other writer."""
+    events = getattr(getattr(writer, "event_writer", None), "_ev_writer", None)
+    if events is None:
+        return None
+    return tensorflow().compat.as_str(events.FileName())
+
+
+def flush_each_event(writer):
+    """Lets the thread of a `FileWriter` put each event on disk when it comes.
+
+    Left alone it looks at the time when the next event comes, which may be hours later.
+    """
+    thread = getattr(getattr(writer, "event_writer", None), "_worker", None)
+    if thread is not None:
+        thread._flush_secs = -1
+        thread._next_event_flush_time = 0
+
+
+def write_summary(writer, summary, step):
+    """Writes a serialized `Summary` with a writer of TensorFlow 2.
+
+    Where its flush fails, `as_default` of TensorFlow 2.3 and later leaves the writer
+    behind as the default one, and what others write after that goes there.
+    """
+    tf = tensorflow()
+    with tf.device("CPU:0"):
+        tf.raw_ops.WriteRawProtoSummary(
+            writer=writer._resource, step=step, tensor=summary
+        )
 
 
 def stock_histograms_fail(model):

@@ -5,8 +5,10 @@ since two event files that grow in one directory make TensorBoard lose the first
 """
 
 import contextlib
+import errno
 import itertools
 import os
+import tempfile
 import time
 
 import numpy as np
@@ -118,30 +120,57 @@ def _packed(field, values):
 
 
 class StockWriter:
-    """Writes through the stock callback's writer, which the stock callback closes."""
+    """Writes through the stock callback's writer, which the stock callback closes.
 
-    def __init__(self, writer):
+    Args:
+        writer: A `FileWriter` of TensorFlow 1, or a writer of TensorFlow 2.
+        log_dir: The directory of its event file.
+    """
+
+    def __init__(self, writer, log_dir):
         self._writer = writer
+        self._log_dir = os.fspath(log_dir)
         self._flushed = time.time()
+        runtime.flush_each_event(writer)
+        self._path = runtime.event_file(writer)
+        self._size = self._handed_over = 0
+        if self._path is not None and self._is_local():
+            self._size = os.path.getsize(self._path)
 
     def write(self, summary, step):
         """Hands over one `Summary`; on disk after at most 30 seconds."""
+        self._handed_over += summary.ByteSize()
         if hasattr(self._writer, "add_summary"):
             self._writer.add_summary(summary, step)
         else:
-            tf = runtime.tensorflow()
-            # Inside `fit` the stock callback's own `record_if` gate is closed.
-            with tf.summary.record_if(True), self._writer.as_default():
-                tf.summary.experimental.write_raw_pb(
-                    summary.SerializeToString(), step=step
-                )
+            runtime.write_summary(self._writer, summary.SerializeToString(), step)
+            self._writer.flush()
         if time.time() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
     def flush(self):
-        """Puts everything written so far on disk."""
+        """Puts everything written so far on disk.
+
+        Raises:
+            OSError: It is not there: TensorFlow goes on writing into a file that was
+                deleted, and before 2.2 drops silently what a full disk does not take.
+        """
         self._flushed = time.time()
         self._writer.flush()
+        if not self._is_local():
+            return
+        if self._path is None:
+            _check_own_file(self._log_dir)
+            return
+        handed_over, self._handed_over = self._handed_over, 0
+        before, self._size = self._size, os.path.getsize(self._path)
+        if self._size < before + handed_over:
+            raise OSError(
+                errno.EIO, "the disk did not take all that was written", self._path
+            )
+
+    def _is_local(self):
+        return "://" not in self._log_dir
 
     def close(self):
         """Leaves the writer open for the stock callback."""
@@ -159,10 +188,20 @@ class OwnWriter(StockWriter):
         # Refused in eager mode, unless made inside a graph.
         with tf.Graph().as_default():
             writer = tf.summary.FileWriter(log_dir, filename_suffix=suffix)
-        super().__init__(writer)
+        super().__init__(writer, log_dir)
 
     def close(self):
         self._writer.close()
+
+
+def _check_own_file(log_dir):
+    """Raises an error where no event file of this process is in a directory any more.
+
+    The writers of TensorFlow 2 do not tell their file, but name it by the process.
+    """
+    mine = ".{}.".format(os.getpid())
+    if not any(mine in name for name in os.listdir(log_dir)):
+        raise FileNotFoundError(errno.ENOENT, "the event file was deleted", log_dir)
 
 
 class NoWriter:
@@ -189,14 +228,13 @@ def check_directory(log_dir):
         return
     try:
         os.makedirs(log_dir, exist_ok=True)
-        writable = os.access(log_dir, os.W_OK | os.X_OK)
-        cause = "permission denied"
+        # To root, permissions say nothing.
+        with tempfile.TemporaryFile(dir=log_dir):
+            pass
     except OSError as error:
-        writable, cause = False, error
-    if not writable:
         raise LogDirectoryError(
             "`log_dir` must be a directory that can be written. Received: {!r} ({}). "
-            "Give another directory.".format(log_dir, cause)
+            "Give another directory.".format(log_dir, error)
         )
 
 
