@@ -874,6 +874,18 @@ def summary_class():
     return compat_v1().Summary
 
 
+def summary_value_class():
+    """Returns the `Summary.Value` message.
+
+    TensorBoard's own, where it has one: it imports no TensorFlow.
+    """
+    try:
+        home = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+    except ImportError:
+        home = compat_v1()
+    return home.Summary.Value
+
+
 # What a script that trains, such as the demo, needs.
 
 
