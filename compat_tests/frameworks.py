@@ -87,6 +87,11 @@ class Framework:
         """Whether two plain runs of a deeper model agree: not with ref variables."""
         return self.tf_version >= Version("1.15")
 
+    @property
+    def saves_objects(self):
+        """Whether TensorFlow itself can save a model and its optimizer."""
+        return self.eager and (self.name != "keras" or self.is_keras_3)
+
     def optimizer_state(self, optimizer):
         """Returns the optimizer's variables as NumPy arrays."""
         if hasattr(optimizer, "get_weights"):

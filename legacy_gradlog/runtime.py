@@ -4,6 +4,7 @@ The only module that reads a version or asks whether TensorFlow or Keras has som
 every other module is told. Imports no framework until a model, or `detect`, asks.
 """
 
+import contextlib
 import importlib
 import random
 import sys
@@ -633,7 +634,12 @@ def backend_of(model):
 def update_count(model, optimizer):
     """Returns the number of updates that an optimizer of ``model`` has made."""
     # Before Keras 3.9 one for loss scaling has a counter of its own that stands still.
-    iterations = getattr(inner_optimizer(optimizer), "iterations", None)
+    inner = inner_optimizer(optimizer)
+    # `OptimizerV2` makes its counter when it is asked. A saved model has the counter's
+    # name, which is the one that it gets in the step.
+    named = getattr(inner, "_iterations", inner) is None
+    with tensorflow().name_scope(inner._name) if named else contextlib.ExitStack():
+        iterations = getattr(inner, "iterations", None)
     if iterations is None:
         return 0
     if hasattr(iterations, "numpy") and _executes_eagerly(tensorflow()):
