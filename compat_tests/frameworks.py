@@ -92,6 +92,11 @@ class Framework:
         """Whether TensorFlow itself can save a model and its optimizer."""
         return self.eager and (self.name != "keras" or self.is_keras_3)
 
+    @property
+    def trains_symbolically(self):
+        """Whether the train function is made from the optimizer's symbolic updates."""
+        return not self.eager or self.name == "keras" and not self.is_keras_3
+
     def optimizer_state(self, optimizer):
         """Returns the optimizer's variables as NumPy arrays."""
         if hasattr(optimizer, "get_weights"):

@@ -5,6 +5,7 @@ every other module is told. Imports no framework until a model, or `detect`, ask
 """
 
 import contextlib
+import functools
 import importlib
 import random
 import sys
@@ -400,6 +401,11 @@ def replicas_of(model):
     return 1 if strategy is None else strategy.num_replicas_in_sync
 
 
+def replicas_here():
+    """Returns how many replicas the present strategy has."""
+    return tensorflow().distribute.get_strategy().num_replicas_in_sync
+
+
 #: Strategies that can be logged wherever a model trains in compiled functions.
 _ALWAYS = (
     "_DefaultDistributionStrategy",
@@ -666,8 +672,9 @@ def optimizer_generation(optimizer, symbolic=False):
     One of "v2 of 2.0", "v2 of 2.2" and "v2" (`OptimizerV2` of TF 2.0 and 2.1, 2.2 and
     2.3, and since 2.4, later called legacy), "experimental" (the default of Keras 2.11
     to 2.15), "keras3"; with "scaled " before it where it is wrapped for loss scaling
-    (what differs there is TF 2.5); "symbolic" where a step is made from symbolic
-    updates; None for anything else.
+    (what differs there is TF 2.5); "wrapped v2 of 2.2" where `apply_gradients` is not
+    of Keras; "symbolic" where a step is made from symbolic updates; None for anything
+    else.
     """
     inner = inner_optimizer(optimizer)
     if inner is not optimizer:
@@ -681,7 +688,8 @@ def optimizer_generation(optimizer, symbolic=False):
     if hasattr(optimizer, "_transform_gradients"):
         return "v2"
     if hasattr(optimizer, "_aggregate_gradients"):
-        return "v2 of 2.2"
+        own = is_of_keras(optimizer.apply_gradients)
+        return "v2 of 2.2" if own else "wrapped v2 of 2.2"
     if hasattr(optimizer, "_distributed_apply"):
         return "v2 of 2.0"
     return None
@@ -792,13 +800,40 @@ def clips_in_get_gradients(optimizer):
     return not hasattr(optimizer, "_transform_gradients")
 
 
-def makes_own_gradients(optimizer):
-    """Whether a graph-mode optimizer's class has a `get_gradients` not of Keras.
+def makes_own_gradients(optimizer, loss, variables):
+    """Whether a graph-mode optimizer has a `get_gradients` not of Keras.
 
-    A user's may do anything.
+    A user's class may do anything, and so may what wraps it; what only looks on adds
+    nothing to the graph.
     """
-    module = getattr(type(optimizer).get_gradients, "__module__", "")
-    return module.split(".")[0] not in ("keras", "tensorflow", "tensorflow_core")
+    if is_of_keras(optimizer.get_gradients):
+        return False
+    graph = loss.graph
+
+    def added(get_gradients):
+        before = len(graph.get_operations())
+        get_gradients(loss, variables)
+        return len(graph.get_operations()) - before
+
+    classes = (vars(cls) for cls in type(optimizer).__mro__)
+    functions = (names.get("get_gradients") for names in classes)
+    original = next(filter(is_of_keras, filter(None, functions)), None)
+    if original is None:
+        return True
+    with graph.as_default():
+        original = functools.partial(original, optimizer)
+        return added(original) != added(optimizer.get_gradients)
+
+
+def is_of_keras(function):
+    """Whether Keras made a function or method, and nobody has wrapped it.
+
+    A wrapper may have taken over the name of its module, but not its globals.
+    """
+    function = getattr(function, "__func__", function)
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    packages = ("keras", "tf_keras", "tensorflow", "tensorflow_core")
+    return module.split(".")[0] in packages + (__package__,)
 
 
 def clipped_gradients(optimizer, loss, variables):

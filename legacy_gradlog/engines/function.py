@@ -15,7 +15,7 @@ import weakref
 from .. import errors, runtime
 from ..errors import UnsupportedError
 from ..patching import Patch
-from .base import Engine
+from .base import Engine, refuse_own_gradients
 from .gate import Gate, RawStore, Selection, SketchStore
 from .hook import Calls, OptimizerHook, generation_of, unconverted
 
@@ -36,7 +36,7 @@ class FunctionEngine(Engine):
         self._accumulated = 1
 
     def _attach(self):
-        refuse(self.model, self.request.cadence)
+        refuse(self.model, self.request)
         self._dispatcher = Dispatcher.of(self.model)
         self._dispatcher.engines.append(self)
 
@@ -162,17 +162,19 @@ class FunctionEngine(Engine):
         return self._gates[0].missing() if self._gates else []
 
 
-def refuse(model, cadence):
+def refuse(model, request):
     """Raises an error for a model whose step is not known.
 
     Raises:
         UnsupportedError: The strategy or the optimizer is none that can be logged.
     """
-    reason = runtime.strategy_refusal(model, cadence)
+    reason = runtime.strategy_refusal(model, request.cadence)
     if reason is not None:
         raise UnsupportedError(reason)
     symbolic = runtime.training_loop(model) == runtime.SYMBOLIC
     generation = generation_of(model.optimizer, symbolic)
+    if symbolic and not request.clipped:
+        refuse_own_gradients(model, runtime.trained_weights(model))
     if generation == "scaled v2" and runtime.replicas_of(model) > 1:
         raise UnsupportedError(
             "Under a strategy with several replicas gradients can be logged with loss "
