@@ -23,7 +23,7 @@ class Tool:
     """Wraps one attribute of one object, as tools do, and counts the calls.
 
     Args:
-        change: Called with the result and the arguments, returns another result.
+        before: Called with the arguments of a call, returns those that are handed on.
     """
 
     def __init__(self, target, name, before=lambda *args: args):
@@ -133,3 +133,67 @@ def test_a_wrapper_that_changes_symbolic_gradients(fw, tmp_path):
         fw.fit(trained.model, *small_data(), callbacks=[logger])
     logger = GradientLogger(str(tmp_path / "b"), freq="batch", clipped=True)
     assert_fit(fw, trained, logger, range(5), *small_data())
+
+
+def train_function_holder(fw, model):
+    """Returns what holds the function that `fit` calls, made now, and its name."""
+    if fw.trains_symbolically:
+        while "train_function" not in vars(model) and hasattr(model, "model"):
+            model = model.model
+        if hasattr(model, "_make_fit_function"):
+            # TF 1.13 has another for `fit`.
+            model._make_fit_function()
+            return model, "_fit_function"
+        model._make_train_function()
+    else:
+        model.make_train_function()
+    return model, "train_function"
+
+
+@needs_train_function
+@pytest.mark.parametrize("begin", ["before", "set_model"])
+@pytest.mark.parametrize("ours_first", [True, False], ids=["above", "below"])
+def test_the_train_function_is_wrapped(fw, tmp_path, begin, ours_first):
+    """It is called for every batch, and is there to the end; so are our records."""
+    trained = fw.linear_model()
+    model = trained.model
+    holder, name = train_function_holder(fw, model)
+    tool = Tool(holder, name)
+    if begin == "before":
+        tool.wrap()
+    logger = GradientLogger(str(tmp_path / "a"), freq="batch")
+    other = tool_callback(fw, tool, begin, end=False)
+    callbacks = [logger, other] if ours_first else [other, logger]
+    weights = fw.recorder(trained)
+    fw.fit(model, *small_data(), callbacks=callbacks + [weights])
+    # In graph mode `fit` has taken the function before it calls a callback.
+    calls = 0 if fw.trains_symbolically and begin != "before" else 5
+    assert (tool.calls, tool.in_place) == (calls, True)
+    again = GradientLogger(str(tmp_path / "b"), freq="batch")
+    fw.fit(model, *small_data(), callbacks=[again, weights])
+    assert (tool.calls, tool.in_place) == (calls + 5, True)
+    for log_dir, first in (("a", 0), ("b", 5)):
+        events = read_events(fw, tmp_path / log_dir)
+        steps = range(first, first + 5)
+        assert keys(events) == expected_keys(trained.paths, steps)
+        assert_step_level(events, weights, trained.paths, steps)
+
+
+@needs_train_function
+@pytest.mark.parametrize("ours_first", [True, False], ids=["above", "below"])
+def test_the_train_function_is_unwrapped(fw, tmp_path, ours_first):
+    """At the end of the training, before ours is or after: the next fit is plain."""
+    trained = fw.linear_model()
+    model = trained.model
+    holder, name = train_function_holder(fw, model)
+    tool = Tool(holder, name)
+    before = getattr(holder, name)
+    logger = GradientLogger(str(tmp_path), freq="batch")
+    callbacks = [logger, tool_callback(fw, tool, "set_model", end=True)]
+    if not ours_first:
+        callbacks.reverse()
+    fw.fit(model, *small_data(), callbacks=callbacks)
+    fw.fit(model, *small_data())
+    assert getattr(holder, name) is before
+    events = read_events(fw, tmp_path)
+    assert keys(events) == expected_keys(trained.paths, range(5))

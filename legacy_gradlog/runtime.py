@@ -9,13 +9,14 @@ import functools
 import importlib
 import random
 import sys
+import types
 from typing import NamedTuple, Optional
 
 import numpy as np
 from packaging.version import Version
 
 from .errors import UnsupportedError, warn
-from .patching import called_from
+from .patching import called_from, held_by
 
 __all__ = ["Detection", "detect"]
 
@@ -380,6 +381,38 @@ def training_loop(model):
     return SYMBOLIC
 
 
+def train_function_place(model, is_ours):
+    """Returns where the train function that Keras made is: ``(object, name)``.
+
+    That is the model, unless a tool has wrapped the function and calls it from within.
+
+    Args:
+        model: A model whose `training_loop` is `ATTRIBUTE`.
+        is_ours: Called with a value, returns whether it stands in for the function.
+
+    Raises:
+        UnsupportedError: It is wrapped, and not found within.
+    """
+
+    def is_original(value):
+        if isinstance(value, types.FunctionType):
+            return is_of_keras(value)
+        return hasattr(value, "python_function") or is_ours(value)
+
+    function = vars(model).get("train_function")
+    own = not is_of_keras(type(model).make_train_function)
+    if own or function is None or is_original(function):
+        return model, "train_function"
+    place = held_by(function, is_original)
+    if place is None:
+        raise UnsupportedError(
+            "A wrapper of `train_function` must hold what it wraps in its closure or "
+            "in an attribute for gradients to be logged. Received: {!r}. Wrap it in "
+            "`make_train_function` of the model's class.".format(function)
+        )
+    return place
+
+
 def steps_are_hidden(model):
     """Whether `train_on_batch` of a model has a train function of its own.
 
@@ -613,7 +646,17 @@ def session_train_function(model, in_fit=True):
     if function is None or not in_fit:
         model._make_train_function()
         function = model.train_function
-    return function
+
+    def is_made_by_backend(value):
+        # Some wrappers take over all attributes of what they wrap.
+        backend = hasattr(value, "updates_op") or hasattr(value, "_func_graph")
+        return backend and not isinstance(value, types.FunctionType)
+
+    if is_made_by_backend(function):
+        return function
+    # A tool has wrapped it, and calls it from within.
+    place = held_by(function, is_made_by_backend)
+    return function if place is None else getattr(*place)
 
 
 def remade_train_function(model):

@@ -264,9 +264,10 @@ class Dispatcher:
         }[runtime.training_loop(model)]
         current = cls._in_place(model)
         if isinstance(current, cls):
-            if current._instrument is None:
+            if current._instrument is None and current.engines:
                 return current
             current.close()
+            current._retire()
         dispatcher = cls(model)
         dispatcher._install()
         return dispatcher
@@ -274,18 +275,19 @@ class Dispatcher:
     @staticmethod
     def _in_place(model):
         """Returns what `fit` of ``model`` would call now."""
-        return vars(model).get("train_function")
+        return getattr(*_place(model))
 
     def _install(self):
         self._untraced = self._model.train_function is None
         if self._untraced:
             self._model.make_train_function()
-        self._plain = self._model.train_function
+        place = _place(self._model)
+        self._plain = getattr(*place)
         if not self._untraced and runtime.needs_equal_traces(self._model):
             kept = Instrument.kept(self._model)
             if kept is None or kept.plain() is not self._plain:
                 raise _traced_already()
-        self._patches.append(Patch(self._model, "train_function", lambda plain: self))
+        self._patches.append(Patch(*place, wrap=lambda plain: self))
         self._patches[0].apply()
 
     def __getattr__(self, name):
@@ -296,7 +298,15 @@ class Dispatcher:
         return getattr(instrument.function if instrument else self._plain, name)
 
     def __call__(self, iterator):
+        if not self.engines:
+            self._retire()
         return self._step(iterator)
+
+    def _retire(self):
+        """Gives way to the plain function where a tool has put this one back."""
+        place = _place(self._model)
+        if getattr(*place) is self:
+            Patch(*place, wrap=lambda _: self._plain).apply()
 
     def _step(self, *args, function=None):
         """Makes one call of the train function, or of ``function`` in its place."""
@@ -406,13 +416,14 @@ class Dispatcher:
         """Returns a train function that has not been traced yet, and its core."""
         model = self._model
         core = vars(model).get("train_tf_function")
+        present = model.train_function
         try:
             # `make_train_function` returns the present one unless there is none.
             object.__setattr__(model, "train_function", None)
             model.make_train_function()
             return model.train_function, vars(model).get("train_tf_function")
         finally:
-            object.__setattr__(model, "train_function", self)
+            object.__setattr__(model, "train_function", present)
             if core is not None:
                 object.__setattr__(model, "train_tf_function", core)
 
@@ -440,6 +451,10 @@ class Dispatcher:
                     # Tracing wraps what passes through it; raised anew behind it.
                     self._refusal = refusal
                     raise
+
+
+def _place(model):
+    return runtime.train_function_place(model, lambda v: isinstance(v, Dispatcher))
 
 
 def _traced_already():
@@ -475,6 +490,9 @@ class ClosureDispatcher(Dispatcher):
         for patch in self._patches:
             patch.apply()
 
+    def _retire(self):
+        """The cell has the plain function again."""
+
     def _make_functions(self):
         return runtime.untraced(self._plain), None
 
@@ -503,6 +521,9 @@ class SymbolicDispatcher(Dispatcher):
     """
 
     symbolic = True
+
+    def _retire(self):
+        """The function object has its class again."""
 
     @staticmethod
     def _in_place(model):
