@@ -93,6 +93,11 @@ class Framework:
         return self.eager and (self.name != "keras" or self.is_keras_3)
 
     @property
+    def keeps_random_state_in_functions(self):
+        """Whether a train function that is traced anew draws its numbers anew."""
+        return self.eager and not self.is_keras_3
+
+    @property
     def trains_symbolically(self):
         """Whether the train function is made from the optimizer's symbolic updates."""
         return not self.eager or self.name == "keras" and not self.is_keras_3

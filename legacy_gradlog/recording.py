@@ -42,6 +42,7 @@ class Recorder:
         self._epoch_steps = EpochSteps()
         self._next_updates = {}
         self._told_missing = False
+        self._switched_off = False
         self.latest = {}
 
     @property
@@ -201,6 +202,7 @@ class Recorder:
             with errors.contain(self.switch_off):
                 writer.flush()
                 writer.close()
+        self._switched_off = False
 
     def _selector(self, model):
         settings = self._settings
@@ -256,7 +258,10 @@ class Recorder:
             )
 
     def switch_off(self, error):
-        """Warns that a failure of ours ended the logging of this run."""
+        """Warns, once a run, that a failure of ours ended its logging."""
+        if self._switched_off:
+            return
+        self._switched_off = True
         warnings.warn(
             "Gradient logging is switched off for this run, and training goes on. "
             "Cause: {}: {}".format(type(error).__name__, error),

@@ -197,6 +197,7 @@ class Instrument:
         calls: The calls of each optimizer.
         function: The train function, as Keras made it.
         tf_function: The `tf.function` within it, where Keras names that.
+        failed: Whether a gate is missing in it, after a failure of ours.
     """
 
     def __init__(self, key, plain, optimizers, gates, functions):
@@ -206,6 +207,7 @@ class Instrument:
         self.gates = gates
         self.calls = [Calls() for _ in optimizers]
         self.function, self.tf_function = functions
+        self.failed = False
 
     def fits(self, key, plain, optimizers):
         """Whether it was traced for what is asked for now."""
@@ -219,6 +221,8 @@ class Instrument:
     @property
     def made(self):
         """Whether a step was traced with every engine's gates."""
+        if self.failed:
+            return False
         return all(any(gate.made for gate in gates) for gates in self.gates)
 
     @staticmethod
@@ -451,6 +455,8 @@ class Dispatcher:
                     # Tracing wraps what passes through it; raised anew behind it.
                     self._refusal = refusal
                     raise
+                # The next fit must not take it for one that logs.
+                instrument.failed |= not engine.active
 
 
 def _place(model):

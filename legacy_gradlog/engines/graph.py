@@ -244,8 +244,9 @@ class _Dispatcher:
         fetched = iter(results[own:] if due else ())
         for engine in engines:
             sketches = (next(fetched), next(fetched)) if engine in due else None
-            with errors.contain(engine.fail):
-                engine.after_call(sketches)
+            if engine.active:
+                with errors.contain(engine.fail):
+                    engine.after_call(sketches)
         return results[:own] if due else results
 
     def _copy_for(self, due):
