@@ -59,15 +59,15 @@ def test_bit_identical(fw, tmp_path, name):
     check_identical(fw, logged, build)
 
 
-def check_identical(fw, logged, build, tolerance=0):
-    """Compares two plain runs of two fits, and then one that is logged.
+def check_identical(fw, logged, build, fits=2, tolerance=0):
+    """Compares two plain runs of some fits, and then one that is logged.
 
     Args:
         tolerance: Largest relative difference of what is logged.
     """
-    plain = final_state(fw, lambda number: [], build, fits=2)
-    again = final_state(fw, lambda number: [], build, fits=2)
-    ours = final_state(fw, logged, build, fits=2)
+    plain = final_state(fw, lambda number: [], build, fits)
+    again = final_state(fw, lambda number: [], build, fits)
+    ours = final_state(fw, logged, build, fits)
     assert len(plain) == len(again) == len(ours)
     for number, (first, second) in enumerate(zip(plain, again)):
         np.testing.assert_array_equal(first, second, "plain runs differ: %d" % number)
@@ -103,11 +103,11 @@ def test_bit_identical_however_it_is_compiled(fw, tmp_path, name, value):
         return fw.linear_model(fw.optimizer("Adam", rate=0.01), **{name: value})
 
     def logged(number):
-        log_dir = str(tmp_path / str(number))
-        pool = GradientLogger(log_dir + "-pool", reduce="pool")
-        return [GradientLogger(log_dir, freq=3), pool]
+        return [GradientLogger(str(tmp_path / str(number)), freq=3)]
 
-    check_identical(fw, logged, build, 1e-6 if name == "jit_compile" else 0)
+    xla = name == "jit_compile"
+    # XLA takes seconds for a trace.
+    check_identical(fw, logged, build, 1 if xla else 2, 1e-6 if xla else 0)
 
 
 @pytest.mark.parametrize("fit", [0, 1], ids=["the first", "the second"])
