@@ -6,6 +6,7 @@
 
 import importlib
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from legacy_gradlog import errors
 from . import frameworks
 
 TENSORFLOW = Version(tf.__version__)
+
+#: The lines of newer Pythons have `hypothesis`: tox.ini.
+collect_ignore = ["test_properties.py"] if sys.version_info < (3, 8) else []
 
 
 def pytest_addoption(parser):

@@ -88,6 +88,21 @@ class Framework:
         """Whether two plain runs of a deeper model agree: not with ref variables."""
         return self.tf_version >= Version("1.15")
 
+    @property
+    def saves_objects(self):
+        """Whether TensorFlow itself can save a model and its optimizer."""
+        return self.eager and (self.name != "keras" or self.is_keras_3)
+
+    @property
+    def keeps_random_state_in_functions(self):
+        """Whether a train function that is traced anew draws its numbers anew."""
+        return self.eager and not self.is_keras_3
+
+    @property
+    def trains_symbolically(self):
+        """Whether the train function is made from the optimizer's symbolic updates."""
+        return not self.eager or self.name == "keras" and not self.is_keras_3
+
     def optimizer_state(self, optimizer):
         """Returns the optimizer's variables as NumPy arrays."""
         if hasattr(optimizer, "get_weights"):

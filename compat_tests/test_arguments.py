@@ -32,6 +32,7 @@ FLAG = "`{}` must be True or False. Received: {!r}."
     + [("reduce", value, value, REDUCE) for value in ("mean", None)]
     + [("scalars", ["norm", "median"], "median", SCALARS)]
     + [("scalars", value, value, SCALARS) for value in ("norm", 3)]
+    + [("scalars", [[]], [], SCALARS)]
     + [("layers", "dense", "dense", LAYERS)]
     + [("layers", value, tuple(value), LAYERS) for value in ([], [1])]
     + [("clipped", "yes", "yes", FLAG)],

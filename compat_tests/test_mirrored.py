@@ -109,14 +109,18 @@ def train(callbacks):
     model = trained.model
     random = np.random.RandomState(5)
     model.set_weights([random.randn(*w.shape) * 0.1 for w in model.get_weights()])
-    history = fw.fit(model, *frameworks.small_data(), epochs=2, callbacks=callbacks)
-    return model.get_weights() + [np.array(history.history["loss"])]
+    state = []
+    for _ in range(2):
+        fitted = fw.fit(model, *frameworks.small_data(), epochs=2, callbacks=callbacks)
+        state.append(np.array(fitted.history["loss"]))
+    return state + model.get_weights() + fw.optimizer_state(model.optimizer)
 
 plain, again = train([]), train([])
-ours = train([GradientLogger("a", freq=2), GradientLogger("b")])
+ours = train([GradientLogger("a", freq=2), GradientLogger("b", reduce="pool")])
+assert len(plain) == len(again) == len(ours) > 15
 for first, second, third in zip(plain, again, ours):
     np.testing.assert_array_equal(first, second, "two plain runs differ")
     np.testing.assert_array_equal(first, third)
 print("identical", len(ours))
 """
-    assert run(script, fw, tmp_path, strategy).split()[-2:] == ["identical", "9"]
+    assert "identical" in run(script, fw, tmp_path, strategy).split()[-2:]

@@ -66,6 +66,11 @@ def test_writers_know_no_training():
     assert ours <= {"errors", "runtime", "sketch"}
 
 
+def test_the_reader_of_event_files_knows_no_training():
+    ours = imports(PACKAGE / "events.py") & {path.stem for path in MODULES}
+    assert ours == {"runtime"}
+
+
 def test_importing_imports_no_framework():
     code = (
         "import sys, legacy_gradlog; from legacy_gradlog import TensorBoard; "

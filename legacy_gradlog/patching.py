@@ -6,13 +6,16 @@ Nothing here knows what is patched. Attributes are set past the object's own
 
 import ctypes
 import sys
+import types
 import weakref
 
-__all__ = ["Patch", "called_from", "calling_frame", "when_frame_ends"]
+__all__ = ["Patch", "called_from", "calling_frame", "held_by", "when_frame_ends"]
 
 _MISSING = object()
 #: Attributes that every object of some class has of its own, outside its ``__dict__``.
 _FIXED = ("__class__", "cell_contents")
+#: A wrapper that leads to more objects is none.
+_MOST_HOLDERS = 1000
 
 
 class Patch:
@@ -73,6 +76,41 @@ def _set(target, name, value):
             raise
         # Python 3.6 lets only its C interface assign to the cell of a closure.
         ctypes.pythonapi.PyCell_Set(ctypes.py_object(target), ctypes.py_object(value))
+
+
+def held_by(wrapper, is_wanted):
+    """Returns where a wrapper holds what it wraps, at any depth: ``(object, name)``.
+
+    Args:
+        wrapper: A function, or an object that can be called.
+        is_wanted: Called with a value, returns whether that is what is looked for.
+
+    Returns:
+        None where it is in no closure and no attribute.
+    """
+    waiting, seen = [wrapper], set()
+    while waiting and len(seen) < _MOST_HOLDERS:
+        holder = waiting.pop(0)
+        if id(holder) in seen or isinstance(holder, type):
+            continue
+        seen.add(id(holder))
+        if isinstance(holder, types.MethodType):
+            waiting += [holder.__func__, holder.__self__]
+            continue
+        if isinstance(holder, types.FunctionType):
+            # What `functools.wraps` copies into its attributes it does not call.
+            places = [(cell, "cell_contents") for cell in holder.__closure__ or ()]
+        elif hasattr(holder, "get_weights"):
+            # A model or layer holds everything, and calls something else.
+            continue
+        else:
+            places = [(holder, name) for name in getattr(holder, "__dict__", ())]
+        for place, name in places:
+            value = getattr(place, name, None)
+            if is_wanted(value):
+                return place, name
+            waiting.append(value)
+    return None
 
 
 class _Sentinel:

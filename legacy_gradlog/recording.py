@@ -27,10 +27,6 @@ def _make_engine(name, optimizer, in_fit, *args, **kwargs):
     return FunctionEngine(*args, **kwargs)
 
 
-def _ignore(error):
-    """Does nothing about a failure that was told already."""
-
-
 class Recorder:
     """Logs the gradients of one model after another, one `fit` at a time.
 
@@ -47,6 +43,7 @@ class Recorder:
         self._next_updates = {}
         self._told_missing = False
         self._told_nonfinite = False
+        self._switched_off = False
         self.latest = {}
 
     @property
@@ -198,18 +195,17 @@ class Recorder:
         """Leaves the training step; every record is on disk. Harmless twice."""
         engine, self._engine = self._engine, None
         writer, self._writer = self._writer, None
-        told = engine is not None and not engine.active
         if engine is not None:
             with errors.contain(self.switch_off):
                 self._next_updates.update(engine.next_updates())
             engine.detach()
         if writer is not None:
-            # What has failed before is likely to fail again, and was told.
-            with errors.contain(_ignore if told else self.switch_off):
+            with errors.contain(self.switch_off):
                 try:
                     writer.flush()
                 finally:
                     writer.close()
+        self._switched_off = False
 
     def _selector(self, model):
         settings = self._settings
@@ -278,7 +274,10 @@ class Recorder:
             )
 
     def switch_off(self, error):
-        """Warns that a failure of ours ended the logging of this run."""
+        """Warns, once a run, that a failure of ours ended its logging."""
+        if self._switched_off:
+            return
+        self._switched_off = True
         warnings.warn(
             "Gradient logging is switched off for this run, and training goes on. "
             "Cause: {}: {}".format(type(error).__name__, error),

@@ -4,18 +4,20 @@ The only module that reads a version or asks whether TensorFlow or Keras has som
 every other module is told. Imports no framework until a model, or `detect`, asks.
 """
 
+import contextlib
 import functools
 import importlib
 import os
 import random
 import sys
+import types
 from typing import NamedTuple, Optional
 
 import numpy as np
 from packaging.version import Version
 
 from .errors import UnsupportedError, warn
-from .patching import called_from
+from .patching import called_from, held_by
 
 __all__ = ["Detection", "detect"]
 
@@ -408,6 +410,38 @@ def training_loop(model):
     return SYMBOLIC
 
 
+def train_function_place(model, is_ours):
+    """Returns where the train function that Keras made is: ``(object, name)``.
+
+    That is the model, unless a tool has wrapped the function and calls it from within.
+
+    Args:
+        model: A model whose `training_loop` is `ATTRIBUTE`.
+        is_ours: Called with a value, returns whether it stands in for the function.
+
+    Raises:
+        UnsupportedError: It is wrapped, and not found within.
+    """
+
+    def is_original(value):
+        if isinstance(value, types.FunctionType):
+            return is_of_keras(value)
+        return hasattr(value, "python_function") or is_ours(value)
+
+    function = vars(model).get("train_function")
+    own = not is_of_keras(type(model).make_train_function)
+    if own or function is None or is_original(function):
+        return model, "train_function"
+    place = held_by(function, is_original)
+    if place is None:
+        raise UnsupportedError(
+            "A wrapper of `train_function` must hold what it wraps in its closure or "
+            "in an attribute for gradients to be logged. Received: {!r}. Wrap it in "
+            "`make_train_function` of the model's class.".format(function)
+        )
+    return place
+
+
 def steps_are_hidden(model):
     """Whether `train_on_batch` of a model has a train function of its own.
 
@@ -427,6 +461,11 @@ def replicas_of(model):
     """Returns how many replicas train a model, each with a part of every batch."""
     strategy = strategy_of(model)
     return 1 if strategy is None else strategy.num_replicas_in_sync
+
+
+def replicas_here():
+    """Returns how many replicas the present strategy has."""
+    return tensorflow().distribute.get_strategy().num_replicas_in_sync
 
 
 #: Strategies that can be logged wherever a model trains in compiled functions.
@@ -684,7 +723,17 @@ def session_train_function(model, in_fit=True):
     if function is None or not in_fit:
         model._make_train_function()
         function = model.train_function
-    return function
+
+    def is_made_by_backend(value):
+        # Some wrappers take over all attributes of what they wrap.
+        backend = hasattr(value, "updates_op") or hasattr(value, "_func_graph")
+        return backend and not isinstance(value, types.FunctionType)
+
+    if is_made_by_backend(function):
+        return function
+    # A tool has wrapped it, and calls it from within.
+    place = held_by(function, is_made_by_backend)
+    return function if place is None else getattr(*place)
 
 
 def remade_train_function(model):
@@ -711,7 +760,12 @@ def backend_of(model):
 def update_count(model, optimizer):
     """Returns the number of updates that an optimizer of ``model`` has made."""
     # Before Keras 3.9 one for loss scaling has a counter of its own that stands still.
-    iterations = getattr(inner_optimizer(optimizer), "iterations", None)
+    inner = inner_optimizer(optimizer)
+    # `OptimizerV2` makes its counter when it is asked. A saved model has the counter's
+    # name, which is the one that it gets in the step.
+    named = getattr(inner, "_iterations", inner) is None
+    with tensorflow().name_scope(inner._name) if named else contextlib.ExitStack():
+        iterations = getattr(inner, "iterations", None)
     if iterations is None:
         return 0
     if hasattr(iterations, "numpy") and _executes_eagerly(tensorflow()):
@@ -738,8 +792,9 @@ def optimizer_generation(optimizer, symbolic=False):
     One of "v2 of 2.0", "v2 of 2.2" and "v2" (`OptimizerV2` of TF 2.0 and 2.1, 2.2 and
     2.3, and since 2.4, later called legacy), "experimental" (the default of Keras 2.11
     to 2.15), "keras3"; with "scaled " before it where it is wrapped for loss scaling
-    (what differs there is TF 2.5); "symbolic" where a step is made from symbolic
-    updates; None for anything else.
+    (what differs there is TF 2.5); "wrapped v2 of 2.2" where `apply_gradients` is not
+    of Keras; "symbolic" where a step is made from symbolic updates; None for anything
+    else.
     """
     inner = inner_optimizer(optimizer)
     if inner is not optimizer:
@@ -753,7 +808,8 @@ def optimizer_generation(optimizer, symbolic=False):
     if hasattr(optimizer, "_transform_gradients"):
         return "v2"
     if hasattr(optimizer, "_aggregate_gradients"):
-        return "v2 of 2.2"
+        own = is_of_keras(optimizer.apply_gradients)
+        return "v2 of 2.2" if own else "wrapped v2 of 2.2"
     if hasattr(optimizer, "_distributed_apply"):
         return "v2 of 2.0"
     return None
@@ -864,13 +920,40 @@ def clips_in_get_gradients(optimizer):
     return not hasattr(optimizer, "_transform_gradients")
 
 
-def makes_own_gradients(optimizer):
-    """Whether a graph-mode optimizer's class has a `get_gradients` not of Keras.
+def makes_own_gradients(optimizer, loss, variables):
+    """Whether a graph-mode optimizer has a `get_gradients` not of Keras.
 
-    A user's may do anything.
+    A user's class may do anything, and so may what wraps it; what only looks on adds
+    nothing to the graph.
     """
-    module = getattr(type(optimizer).get_gradients, "__module__", "")
-    return module.split(".")[0] not in ("keras", "tensorflow", "tensorflow_core")
+    if is_of_keras(optimizer.get_gradients):
+        return False
+    graph = loss.graph
+
+    def added(get_gradients):
+        before = len(graph.get_operations())
+        get_gradients(loss, variables)
+        return len(graph.get_operations()) - before
+
+    classes = (vars(cls) for cls in type(optimizer).__mro__)
+    functions = (names.get("get_gradients") for names in classes)
+    original = next(filter(is_of_keras, filter(None, functions)), None)
+    if original is None:
+        return True
+    with graph.as_default():
+        original = functools.partial(original, optimizer)
+        return added(original) != added(optimizer.get_gradients)
+
+
+def is_of_keras(function):
+    """Whether Keras made a function or method, and nobody has wrapped it.
+
+    A wrapper may have taken over the name of its module, but not its globals.
+    """
+    function = getattr(function, "__func__", function)
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    packages = ("keras", "tf_keras", "tensorflow", "tensorflow_core")
+    return module.split(".")[0] in packages + (__package__,)
 
 
 def clipped_gradients(optimizer, loss, variables):
@@ -988,6 +1071,18 @@ def values_of(model, variables):
 def summary_class():
     """Returns the `Summary` message."""
     return compat_v1().Summary
+
+
+def summary_value_class():
+    """Returns the `Summary.Value` message.
+
+    TensorBoard's own, where it has one: it imports no TensorFlow.
+    """
+    try:
+        home = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+    except ImportError:
+        home = compat_v1()
+    return home.Summary.Value
 
 
 # What a script that trains, such as the demo, needs.

@@ -56,7 +56,7 @@ def parse_scalars(value, argument):
         raise InvalidArgumentError("{} Received: {!r}.".format(rule, value))
     value = tuple(value)
     for name in value:
-        if name not in SCALARS:
+        if not isinstance(name, str) or name not in SCALARS:
             raise InvalidArgumentError("{} Received: {!r}.".format(rule, name))
     return value
 

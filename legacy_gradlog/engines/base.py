@@ -9,9 +9,10 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from .. import runtime, sketch
+from ..errors import UnsupportedError
 from ..schedule import Cadence, EpochLength
 
-__all__ = ["Capture", "Engine", "Request"]
+__all__ = ["Capture", "Engine", "Request", "refuse_own_gradients"]
 
 
 class Request(NamedTuple):
@@ -169,6 +170,21 @@ class Engine:
                     part = cls.pooled([known, part])
                 parts[weight.path] = part
         return [_joined(list(parts.values())) for parts in rows.values()]
+
+
+def refuse_own_gradients(model, variables):
+    """Raises an error where symbolic gradients are known after clipping only.
+
+    Raises:
+        UnsupportedError: The optimizer's class, or what wraps it, makes its own.
+    """
+    optimizer = model.optimizer
+    if runtime.makes_own_gradients(optimizer, model.total_loss, variables):
+        raise UnsupportedError(
+            "An optimizer must leave `get_gradients` to Keras for its gradients to be "
+            "known before clipping. Received: {!r}. With `clipped=True` what its "
+            "`get_gradients` returns is logged.".format(type(optimizer).__name__)
+        )
 
 
 def _joined(parts):

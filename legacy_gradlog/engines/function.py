@@ -15,7 +15,7 @@ import weakref
 from .. import errors, runtime
 from ..errors import UnsupportedError
 from ..patching import Patch
-from .base import Engine
+from .base import Engine, refuse_own_gradients
 from .gate import Gate, RawStore, Selection, SketchStore
 from .hook import Calls, OptimizerHook, generation_of, unconverted
 
@@ -36,7 +36,7 @@ class FunctionEngine(Engine):
         self._accumulated = 1
 
     def _attach(self):
-        refuse(self.model, self.request.cadence)
+        refuse(self.model, self.request)
         self._dispatcher = Dispatcher.of(self.model)
         self._dispatcher.engines.append(self)
 
@@ -189,17 +189,19 @@ class FunctionEngine(Engine):
         return self._gates[0].missing() if self._gates else []
 
 
-def refuse(model, cadence):
+def refuse(model, request):
     """Raises an error for a model whose step is not known.
 
     Raises:
         UnsupportedError: The strategy or the optimizer is none that can be logged.
     """
-    reason = runtime.strategy_refusal(model, cadence)
+    reason = runtime.strategy_refusal(model, request.cadence)
     if reason is not None:
         raise UnsupportedError(reason)
     symbolic = runtime.training_loop(model) == runtime.SYMBOLIC
     generation = generation_of(model.optimizer, symbolic)
+    if symbolic and not request.clipped:
+        refuse_own_gradients(model, runtime.trained_weights(model))
     if generation == "scaled v2" and runtime.replicas_of(model) > 1:
         raise UnsupportedError(
             "Under a strategy with several replicas gradients can be logged with loss "
@@ -222,6 +224,7 @@ class Instrument:
         calls: The calls of each optimizer.
         function: The train function, as Keras made it.
         tf_function: The `tf.function` within it, where Keras names that.
+        failed: Whether a gate is missing in it, after a failure of ours.
     """
 
     def __init__(self, key, plain, optimizers, gates, functions):
@@ -231,6 +234,7 @@ class Instrument:
         self.gates = gates
         self.calls = [Calls() for _ in optimizers]
         self.function, self.tf_function = functions
+        self.failed = False
         self._is_random = None
 
     def fits(self, key, plain, optimizers):
@@ -245,6 +249,8 @@ class Instrument:
     @property
     def made(self):
         """Whether a step was traced with every engine's gates."""
+        if self.failed:
+            return False
         return all(any(gate.made for gate in gates) for gates in self.gates)
 
     @property
@@ -309,9 +315,10 @@ class Dispatcher:
         }[runtime.training_loop(model)]
         current = cls._in_place(model)
         if isinstance(current, cls):
-            if current._instrument is None:
+            if current._instrument is None and current.engines:
                 return current
             current.close()
+            current._retire()
         dispatcher = cls(model)
         dispatcher._install()
         return dispatcher
@@ -319,18 +326,19 @@ class Dispatcher:
     @staticmethod
     def _in_place(model):
         """Returns what `fit` of ``model`` would call now."""
-        return vars(model).get("train_function")
+        return getattr(*_place(model))
 
     def _install(self):
         self._untraced = self._model.train_function is None
         if self._untraced:
             self._model.make_train_function()
-        self._plain = self._model.train_function
+        place = _place(self._model)
+        self._plain = getattr(*place)
         if not self._untraced and runtime.needs_equal_traces(self._model):
             kept = Instrument.kept(self._model)
             if kept is None or kept.plain() is not self._plain:
                 raise _traced_already()
-        self._patches.append(Patch(self._model, "train_function", lambda plain: self))
+        self._patches.append(Patch(*place, wrap=lambda plain: self))
         self._patches[0].apply()
 
     def __getattr__(self, name):
@@ -341,7 +349,15 @@ class Dispatcher:
         return getattr(instrument.function if instrument else self._plain, name)
 
     def __call__(self, iterator):
+        if not self.engines:
+            self._retire()
         return self._step(iterator)
+
+    def _retire(self):
+        """Gives way to the plain function where a tool has put this one back."""
+        place = _place(self._model)
+        if getattr(*place) is self:
+            Patch(*place, wrap=lambda _: self._plain).apply()
 
     def _step(self, *args, function=None):
         """Makes one call of the train function, or of ``function`` in its place."""
@@ -474,13 +490,14 @@ class Dispatcher:
         """Returns a train function that has not been traced yet, and its core."""
         model = self._model
         core = vars(model).get("train_tf_function")
+        present = model.train_function
         try:
             # `make_train_function` returns the present one unless there is none.
             object.__setattr__(model, "train_function", None)
             model.make_train_function()
             return model.train_function, vars(model).get("train_tf_function")
         finally:
-            object.__setattr__(model, "train_function", self)
+            object.__setattr__(model, "train_function", present)
             if core is not None:
                 object.__setattr__(model, "train_tf_function", core)
 
@@ -508,6 +525,12 @@ class Dispatcher:
                     # Tracing wraps what passes through it; raised anew behind it.
                     self._refusal = refusal
                     raise
+                # The next fit must not take it for one that logs.
+                instrument.failed |= not engine.active
+
+
+def _place(model):
+    return runtime.train_function_place(model, lambda v: isinstance(v, Dispatcher))
 
 
 def _traced_already():
@@ -544,6 +567,9 @@ class ClosureDispatcher(Dispatcher):
         for patch in self._patches:
             patch.apply()
 
+    def _retire(self):
+        """The cell has the plain function again."""
+
     def _make_functions(self):
         return runtime.untraced(self._plain), None
 
@@ -573,6 +599,9 @@ class SymbolicDispatcher(Dispatcher):
 
     symbolic = True
     alternates = False
+
+    def _retire(self):
+        """The function object has its class again."""
 
     @staticmethod
     def _in_place(model):

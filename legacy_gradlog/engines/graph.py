@@ -11,7 +11,7 @@ import copy
 
 from .. import errors, runtime
 from ..errors import UnsupportedError
-from .base import Capture, Engine
+from .base import Capture, Engine, refuse_own_gradients
 from .reductions import Reductions
 from .sketch_ops import sketch_rows
 
@@ -175,15 +175,8 @@ class _Outputs:
     @staticmethod
     def _gradients(model, request, weights):
         if not request.clipped:
-            if runtime.makes_own_gradients(model.optimizer):
-                raise UnsupportedError(
-                    "An optimizer must leave `get_gradients` to Keras for its "
-                    "gradients to be known before clipping. Received: {!r}. With "
-                    "`clipped=True` what its `get_gradients` returns is logged.".format(
-                        type(model.optimizer).__name__
-                    )
-                )
             variables = [weight.variable for weight in weights]
+            refuse_own_gradients(model, variables)
             return runtime.backend_of(model).gradients(model.total_loss, variables)
         # By the norm of all weights together, so all of them go in.
         trained = runtime.trained_weights(model)
@@ -251,8 +244,9 @@ class _Dispatcher:
         fetched = iter(results[own:] if due else ())
         for engine in engines:
             sketches = (next(fetched), next(fetched)) if engine in due else None
-            with errors.contain(engine.fail):
-                engine.after_call(sketches)
+            if engine.active:
+                with errors.contain(engine.fail):
+                    engine.after_call(sketches)
         return results[:own] if due else results
 
     def _copy_for(self, due):

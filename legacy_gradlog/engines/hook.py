@@ -106,11 +106,24 @@ class OptimizerHook:
         self._on_update = on_update
         self._optimizer = optimizer
         inner = runtime.inner_optimizer(optimizer)
+        generation = runtime.optimizer_generation(optimizer, symbolic)
+        if generation == "wrapped v2 of 2.2" and runtime.replicas_here() > 1:
+            raise UnsupportedError(
+                "`apply_gradients` of an optimizer must be that of Keras for several "
+                "replicas to be logged before TensorFlow 2.4. Received: {!r}, where it "
+                "is overridden or wrapped. Leave it as it is, or upgrade "
+                "TensorFlow.".format(type(optimizer).__name__)
+            )
         # Two replicas of a mirrored step are traced in two threads.
         self._clipping = threading.local()
         wraps = {
             "symbolic": {"get_updates": self._wrap_get_updates},
             "v2 of 2.0": {"_distributed_apply": self._wrap_distributed_apply},
+            # What wraps `apply_gradients` may change the gradients, below us.
+            "wrapped v2 of 2.2": {
+                "_clip_gradients": self._wrap_clip,
+                "_distributed_apply": self._wrap_distributed_apply,
+            },
             "v2 of 2.2": {
                 "_clip_gradients": self._wrap_clip,
                 "_aggregate_gradients": self._wrap_aggregate,
@@ -130,7 +143,7 @@ class OptimizerHook:
             "scaled v2 of 2.5": {"apply_gradients": self._wrap_reduced},
             "scaled experimental": {"apply_gradients": self._wrap_reduced},
             "scaled keras3": {"apply": self._wrap_scaled_apply},
-        }[runtime.optimizer_generation(optimizer, symbolic)]
+        }[generation]
         self._patches = [Patch(optimizer, name, wrap) for name, wrap in wraps.items()]
         if self._wrap_reduced in wraps.values():
             # The optimizer within reduces the unscaled gradients before it is decided
@@ -152,8 +165,11 @@ class OptimizerHook:
             tf = runtime.tensorflow()
             with loss.graph.as_default():
                 before = after = tf.gradients(loss, params)
-                if runtime.clips(self._optimizer):
-                    after = self._optimizer.get_gradients(loss, params)
+                optimizer = self._optimizer
+                if runtime.clips(optimizer) or not runtime.is_of_keras(
+                    optimizer.get_gradients
+                ):
+                    after = optimizer.get_gradients(loss, params)
 
                 # A function keeps its reads and writes in order; this graph does not.
                 @tf.function(autograph=False)
@@ -174,7 +190,7 @@ class OptimizerHook:
         def _distributed_apply(distribution, grads_and_vars, **kwargs):
             pairs = list(grads_and_vars)
             updates = [(_summed(distribution, g), variable) for g, variable in pairs]
-            self._on_update(updates, updates)
+            self._on_update(self._unclipped(updates), updates)
             return original(distribution, pairs, **kwargs)
 
         return _distributed_apply
@@ -186,21 +202,28 @@ class OptimizerHook:
             grads_and_vars, name=None, experimental_aggregate_gradients=True
         ):
             pairs = list(grads_and_vars)
-            clipping = self._clipping
             if not experimental_aggregate_gradients:
-                before, gradients = pairs, [gradient for gradient, _ in pairs]
-                after = getattr(clipping, "after", [])
-                same = len(after) == len(gradients)
-                if same and all(map(operator.is_, after, gradients)):
-                    before = zip(clipping.before, [variable for _, variable in pairs])
-                self._on_update(list(before), pairs)
-            clipping.applying = experimental_aggregate_gradients
+                self._on_update(self._unclipped(pairs), pairs)
+            self._clipping.applying = experimental_aggregate_gradients
             try:
                 return original(pairs, name, experimental_aggregate_gradients)
             finally:
-                clipping.applying = False
+                self._clipping.applying = False
 
         return apply_gradients
+
+    def _unclipped(self, pairs):
+        """Returns the gradients that were clipped to these, or these."""
+        before = getattr(self._clipping, "before", [])
+        after = getattr(self._clipping, "after", [])
+        before = [b for b, a in zip(before, after) if a is not None]
+        after = [gradient for gradient in after if gradient is not None]
+        pairs = [pair for pair in pairs if pair[0] is not None]
+        gradients, variables = zip(*pairs) if pairs else ((), ())
+        same = len(after) == len(gradients)
+        if same and all(map(operator.is_, after, gradients)):
+            return list(zip(before, variables))
+        return pairs
 
     def _wrap_aggregate(self, original):
         # TF 2.2 and 2.3: a custom `train_step` reaches this from `apply_gradients`,
