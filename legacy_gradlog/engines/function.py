@@ -376,7 +376,8 @@ class Dispatcher:
         if not wanted and self._alternates and self._instrument.repeats:
             return self._step_plainly(args, updates)
         for engine in self.engines:
-            engine.catch_up()
+            with errors.contain(engine.fail):
+                engine.catch_up()
         for calls in self._instrument.calls:
             calls.begin()
         try:
@@ -408,7 +409,8 @@ class Dispatcher:
             self.close()
             raise
         for engine in self.engines:
-            engine.skip(self.steps, updates)
+            with errors.contain(engine.fail):
+                engine.skip(self.steps, updates)
         return result
 
     def _after_call(self, steps):
