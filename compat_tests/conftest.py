@@ -34,6 +34,11 @@ def pytest_configure(config):
         tf.config.threading.set_inter_op_parallelism_threads(1)
     if config.getoption("--eager-off"):
         tf.compat.v1.disable_eager_execution()
+        # Long ones, of files and processes, which know no mode or try both.
+        collect_ignore.extend(
+            "test_{}.py".format(name)
+            for name in ("disk", "events", "properties", "soak", "two_at_once")
+        )
 
 
 def pytest_report_header(config):

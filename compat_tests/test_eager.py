@@ -327,9 +327,9 @@ def test_unlogged_steps_read_nothing(fw, tmp_path, monkeypatch):
     reads = []
     take = Gate.take
 
-    def counted(gate):
+    def counted(gate, *arguments):
         reads.append(gate.name)
-        return take(gate)
+        return take(gate, *arguments)
 
     monkeypatch.setattr(Gate, "take", counted)
     trained = fw.linear_model()

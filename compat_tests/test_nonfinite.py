@@ -10,11 +10,10 @@ import tensorflow as tf
 from packaging.version import Version
 
 from legacy_gradlog import GradientLogger, GradlogWarning
-from legacy_gradlog.engines import sketch_ops
 
 from .frameworks import Trained, small_data
 from .oracle import assert_step_level, read_events
-from .test_sketch import V1, by_definition, evaluate
+from .test_sketch import V1, by_definition, sketched
 
 NAN, INF = np.nan, np.inf
 ROWS = [
@@ -186,7 +185,7 @@ def test_sixty_million_values():
     # Nothing that TensorFlow could compute beforehand.
     times = V1.placeholder_with_default(tf.constant([10000000]), [1])
     values = tf.tile(tf.constant([0.0, 1.0, 1.0, -2.0, NAN, -INF]), times)
-    counts, moments = evaluate(sketch_ops.sketch_gradient(values))
+    counts, moments = sketched(values)
     finite = 10000000 * by_definition(np.array([0.0, 1.0, 1.0, -2.0]))
     assert counts.tolist() == finite.tolist() + [20000000]
     assert moments.tolist() == [-2, 1, 0, 60000000, 40000000]

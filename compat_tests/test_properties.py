@@ -19,10 +19,9 @@ from legacy_gradlog import (
     tags,
 )
 from legacy_gradlog.arguments import NATIVE
-from legacy_gradlog.engines import sketch_ops
 
 from .test_events import event, read, write_records
-from .test_sketch import check, evaluate
+from .test_sketch import check, sketched
 
 # A failure is repeated by its own line alone: nothing is kept on disk.
 properties = settings(max_examples=60, deadline=None, database=None, derandomize=True)
@@ -50,7 +49,7 @@ def test_a_sketch_is_what_numpy_says(array):
 @few
 @given(values)
 def test_tensorflow_says_the_same(array):
-    counts, moments = evaluate(sketch_ops.sketch_gradient(tf.constant(array)))
+    counts, moments = sketched(tf.constant(array))
     np.testing.assert_array_equal(counts, sketch.from_values(array)[0])
     check(array, counts, moments)
 

@@ -288,7 +288,8 @@ def test_training_is_bit_identical(fw, tmp_path):
         fw.clear()
         model, _, _ = adversarial(fw)
         initial = np.random.RandomState(3)
-        model.set_weights([initial.randn(*w.shape) for w in model.get_weights()])
+        weights = [initial.randn(*w.shape) * 0.1 for w in model.get_weights()]
+        model.set_weights(weights)
         fw.fit(model, *small_data(), epochs=2, callbacks=callbacks)
         return model.get_weights()
 

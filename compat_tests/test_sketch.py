@@ -89,6 +89,16 @@ def test_numpy(name, dtype):
     check(values, *sketch.from_values(values))
 
 
+@pytest.fixture(autouse=True)
+def graph():
+    """A graph for each test: one for all of them grows, and slows them down."""
+    if hasattr(tf, "executing_eagerly") and tf.executing_eagerly():
+        yield
+    else:
+        with tf.Graph().as_default():
+            yield
+
+
 def evaluate(tensors):
     if hasattr(tf, "executing_eagerly") and tf.executing_eagerly():
         return [tensor.numpy() for tensor in tensors]

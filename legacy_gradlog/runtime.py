@@ -183,6 +183,10 @@ def _choose_engine(tf, flavour, eager, model):
 
 
 @functools.lru_cache(maxsize=None)
+def _is_older(text, oldest):
+    return Version(text) < oldest
+
+
 def tensorflow():
     """Returns the `tensorflow` package.
 
@@ -190,7 +194,7 @@ def tensorflow():
         UnsupportedError: It is older than the oldest one that works.
     """
     tf = importlib.import_module("tensorflow")
-    if Version(tf.__version__) < OLDEST_TENSORFLOW:
+    if _is_older(tf.__version__, OLDEST_TENSORFLOW):
         raise UnsupportedError(
             "TensorFlow must be {} or later. Received: {}. Upgrade TensorFlow.".format(
                 OLDEST_TENSORFLOW, tf.__version__
@@ -726,7 +730,7 @@ def session_train_function(model, in_fit=True):
 
     def is_made_by_backend(value):
         # Some wrappers take over all attributes of what they wrap.
-        backend = hasattr(value, "updates_op") or hasattr(value, "_func_graph")
+        backend = hasattr(value, "updates_op") or hasattr(value, "_graph_fn")
         return backend and not isinstance(value, types.FunctionType)
 
     if is_made_by_backend(function):

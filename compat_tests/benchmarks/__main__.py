@@ -8,7 +8,7 @@ import tempfile
 import time
 
 from .. import conftest
-from . import cases, timing
+from . import cases, quick, timing
 
 
 def main(arguments=None):
@@ -27,6 +27,11 @@ def main(arguments=None):
         action="store_true",
         help="processor time instead of time: it varies less beside other work",
     )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a few cases, and what can be counted; fails on a regression",
+    )
     parser.add_argument("--json", help="a file for all figures")
     options = parser.parse_args(arguments)
 
@@ -36,19 +41,43 @@ def main(arguments=None):
     if options.keras:
         found = [fw for fw in found if fw.name == options.keras]
     fw = found[0]
-    results = []
     print("TensorFlow {}, {} {}".format(fw.tf.__version__, fw.name, fw.version))
-    print(ROW.format("", "", "ratio", "quartiles", "target", "epoch s", "set-up s", ""))
-    for case in cases.cases_of(fw):
-        name = "{}/{}".format(case.workload, case.what)
-        if fnmatch.fnmatch(name, options.only):
-            fw.keras.backend.clear_session()
-            results.append(measured(case, options.pairs))
-            print(row_of(results[-1]))
-            sys.stdout.flush()
+    if options.quick:
+        sys.exit(run_quick(fw))
+    found = [
+        case
+        for case in cases.cases_of(fw)
+        if fnmatch.fnmatch("{}/{}".format(case.workload, case.what), options.only)
+    ]
+    results = list(run(fw, found, options.pairs))
     if options.json:
         with open(options.json, "w") as file:
             json.dump(results, file, indent=1)
+
+
+def run_quick(fw):
+    """Counts and times; returns the exit code."""
+    failed = 0
+    with tempfile.TemporaryDirectory() as log_dir:
+        for what, counted, allowed in quick.counts(fw, log_dir):
+            failed |= counted > allowed
+            print("{}: {}, allowed: {}".format(what, counted, allowed))
+    found, bounds = zip(*quick.bounds(fw))
+    for result, bound in zip(run(fw, found, pairs=5), bounds):
+        failed |= result["ratio"] > bound
+        print("allowed: {}".format(bound))
+    return int(failed)
+
+
+def run(fw, found, pairs):
+    """Measures cases; prints and yields their figures."""
+    print(ROW.format("", "", "ratio", "quartiles", "target", "epoch s", "set-up s", ""))
+    for case in found:
+        fw.keras.backend.clear_session()
+        result = measured(case, pairs)
+        print(row_of(result))
+        sys.stdout.flush()
+        yield result
 
 
 ROW = "{:10} {:40} {:>6} {:>13} {:>6} {:>8} {:>8} {:>8}"
