@@ -162,7 +162,8 @@ def saved_keys(fw, model, folder):
             # Some are numbered by where the objects lie in memory.
             config = archive.read("config.json").decode()
             found["config"] = re.sub(r'"shared_object_id": \d+', "", config)
-    model.save_weights(str(folder / "only.weights.h5"))
+    # The newer form, chosen by this name, cannot be saved with eager execution off.
+    model.save_weights(str(folder / ("only.weights.h5" if fw.eager else "only.h5")))
     for path in sorted(folder.rglob("*.h5")):
         with h5py.File(str(path), "r") as file:
             names = found[path.name] = []
