@@ -342,6 +342,42 @@ def test_unlogged_steps_read_nothing(fw, tmp_path, monkeypatch):
     ]
 
 
+def count_calls(model):
+    """Returns a list that gets, for each train function of a model, its calls."""
+    counts = []
+
+    class Counting(type(model)):
+        def make_train_function(self, *arguments, **kwargs):
+            number, made = len(counts), self.train_function
+            super(Counting, self).make_train_function(*arguments, **kwargs)
+            if made is None:
+                function = self.train_function
+                counts.append(0)
+
+                def count(iterator):
+                    counts[number] += 1
+                    return function(iterator)
+
+                self.train_function = count
+            return self.train_function
+
+    model.__class__ = Counting
+    return counts
+
+
+@pytest.mark.parametrize("name", ["linear", "dropout"])
+def test_steps_that_are_not_logged_are_the_models_own(fw, tmp_path, name):
+    """Unless each trace has random numbers of its own: then one makes all steps."""
+    builders = {"linear": fw.linear_model, "dropout": fw.small_model}
+    trained = builders[name]()
+    counts = count_calls(trained.model)
+    logger = GradientLogger(str(tmp_path), freq=20)
+    fw.fit(trained.model, *small_data(), epochs=8, callbacks=[logger])
+    alike = name == "linear" or fw.keeps_random_state
+    # Of 40 steps those of number 0 and 20 are logged.
+    assert counts == ([38, 2] if alike else [0, 40])
+
+
 def test_a_resumed_run_goes_on(fw, tmp_path):
     """Early optimizers make their counter, and have it restored, when it is asked."""
     first, second = fw.linear_model(), fw.linear_model()

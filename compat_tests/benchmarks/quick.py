@@ -66,9 +66,20 @@ def _count_eagerly(fw, model):
 
 @contextlib.contextmanager
 def _count_in_session(fw, model):
-    """Counts operations of the graph."""
-    graph = fw.keras.backend.get_session().graph
-    yield lambda: {"operations": len(graph.get_operations())}
+    """Counts operations of the graph, and what the session is asked for."""
+    session = fw.keras.backend.get_session()
+    runs, run = [], session.run
+
+    def counting_run(*arguments, **kwargs):
+        runs.append(arguments)
+        return run(*arguments, **kwargs)
+
+    session.run = counting_run
+    operations = session.graph.get_operations
+    try:
+        yield lambda: {"operations": len(operations()), "host reads": len(runs)}
+    finally:
+        del session.run
 
 
 def bounds(fw):

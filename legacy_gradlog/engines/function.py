@@ -1,11 +1,12 @@
 """The function engine: TensorFlow 2 and Keras 3, training in a compiled function.
 
-The step is traced once with a hook on the optimizer, which hands its gradients to a
-gate inside the graph. The step is never traced in two forms, since two traces hold two
-sets of random states and would change the training. A dispatcher stands in for
-``model.train_function`` during `fit`; the hook is on the optimizer only while the
-dispatcher runs. A trace is kept for the next `fit`, as long as the model keeps the
-train function that it stands in for: `compile` drops that.
+The step is traced with a hook on the optimizer, which hands its gradients to a gate
+inside the graph. A dispatcher stands in for ``model.train_function`` during `fit`; the
+hook is on the optimizer only while the dispatcher runs that trace. A call in which
+nothing is wanted is made by the model's own train function, unless the two would not
+train alike: two traces hold two sets of random states. A trace is kept for the next
+`fit`, as long as the model keeps the train function that it stands in for: `compile`
+drops that.
 """
 
 import contextlib
