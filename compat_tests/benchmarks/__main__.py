@@ -63,7 +63,7 @@ def run_quick(fw):
             failed |= counted > allowed
             print("{}: {}, allowed: {}".format(what, counted, allowed))
     found, bounds = zip(*quick.bounds(fw))
-    for result, bound in zip(run(fw, found, pairs=5), bounds):
+    for result, bound in zip(run(fw, found, pairs=3), bounds):
         failed |= result["ratio"] > bound
         print("allowed: {}".format(bound))
     return int(failed)
