@@ -54,6 +54,10 @@ def typed_model(fw, dtype):
 def dtype(fw, request):
     """Makes one float type that of the weights, as far as this Keras goes."""
     before = fw.keras.backend.floatx()
+    lacks_it = fw.name == "tf.keras" and fw.tf_version.release[:2] == (1, 13)
+    if lacks_it and request.param == "float16":
+        reason = "the `div_no_nan` of TF 1.13, in its losses, knows no float16"
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
     if request.param != "bfloat16":
         fw.keras.backend.set_floatx(request.param)
     yield request.param
@@ -143,8 +147,10 @@ def test_an_exploding_network_runs_to_its_end(fw, tmp_path):
 @pytest.fixture
 def empty_weights_train(fw, request):
     """Expects a test to fail where Keras makes no variable for an empty moment."""
-    if fw.name == "keras" and str(fw.version).startswith("2.3"):
-        reason = "`K.zeros` of Keras 2.3 makes a constant of an empty shape"
+    optimizer = fw.optimizer()
+    first = hasattr(optimizer, "get_updates") and not hasattr(optimizer, "add_slot")
+    if first and not hasattr(fw.keras.backend.zeros((0,)), "assign"):
+        reason = "`K.zeros` of this Keras makes a constant of an empty shape"
         request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
 
 
