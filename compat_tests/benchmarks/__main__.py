@@ -8,7 +8,7 @@ import tempfile
 import time
 
 from .. import conftest
-from . import cases, quick, timing
+from . import cases, figures, quick, timing
 
 
 def main(arguments=None):
@@ -32,6 +32,12 @@ def main(arguments=None):
         action="store_true",
         help="a few cases, and what can be counted; fails on a regression",
     )
+    parser.add_argument(
+        "--figures",
+        action="store_true",
+        help="bytes, memory, growth and the sketch alone, in place of the cases",
+    )
+    parser.add_argument("--peak", metavar="LOG_DIR", help=argparse.SUPPRESS)
     parser.add_argument("--json", help="a file for all figures")
     options = parser.parse_args(arguments)
 
@@ -41,9 +47,19 @@ def main(arguments=None):
     if options.keras:
         found = [fw for fw in found if fw.name == options.keras]
     fw = found[0]
+    if options.peak is not None:
+        print(figures.peak_memory_here(fw, options.peak))
+        return
     print("TensorFlow {}, {} {}".format(fw.tf.__version__, fw.name, fw.version))
     if options.quick:
         sys.exit(run_quick(fw))
+    if options.figures:
+        for what, measure in figures.FIGURES:
+            print(what)
+            for name, text in measure(fw, options.pairs):
+                print("    {:20} {}".format(name, text))
+                sys.stdout.flush()
+        return
     found = [
         case
         for case in cases.cases_of(fw)

@@ -4,7 +4,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-__all__ = ["WORKLOADS", "Workload", "stack_of"]
+__all__ = ["WORKLOADS", "Workload", "branches_of", "stack_of"]
 
 
 class Workload(NamedTuple):
@@ -71,9 +71,14 @@ def _embedding(fw, inputs):
     return stack_of(64, 1)(fw, fw.layers.Flatten()(hidden))
 
 
-def _wide(fw, inputs):
-    branches = [fw.layers.Dense(4)(inputs) for _ in range(500)]
-    return fw.layers.Concatenate()(branches)
+def branches_of(number):
+    """Returns a builder of small ``Dense`` layers, all of one input."""
+
+    def outputs(fw, inputs):
+        branches = [fw.layers.Dense(4)(inputs) for _ in range(number)]
+        return fw.layers.Concatenate()(branches)
+
+    return outputs
 
 
 WORKLOADS = {
@@ -82,7 +87,7 @@ WORKLOADS = {
         Workload("mlp", stack_of(256, 256, 256, 256, 1), (64,), 1, steps=200),
         Workload("convnet", _convnet, (32, 32, 3), 10, steps=40),
         Workload("embedding", _embedding, (20,), 1, steps=100, classes=50000),
-        Workload("wide", _wide, (16,), 2000, steps=50),
+        Workload("wide", branches_of(500), (16,), 2000, steps=50),
         Workload("big", stack_of(5000, 8000, 600), (1000,), 600, steps=5),
     )
 }
