@@ -5,6 +5,7 @@ Under a strategy, every way to have the gradients of the replicas reduced.
 
 import inspect
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from packaging.version import Version
@@ -13,7 +14,7 @@ from legacy_gradlog import GradientLogger
 
 from .conftest import available
 from .frameworks import LEARNING_RATE, Trained, run_replicas, small_data
-from .oracle import assert_fit
+from .oracle import assert_fit, read_events
 from .test_clipping import optimizers_of
 
 if Version(tf.__version__) < Version("2.2"):
@@ -140,3 +141,39 @@ print("all compared")
 """
     printed = run_replicas(script, fw, tmp_path)
     assert printed.endswith("all compared\n")
+
+
+def test_an_update_in_a_branch(fw, tmp_path):
+    """Every other step updates, which only the step knows; update k has gradient k."""
+
+    class EveryOther(fw.keras.Model):
+        def train_step(self, data):
+            x, _ = data
+            optimizer, variables = self.optimizer, self.trainable_variables
+            number = tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.float32)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(x, training=True)) * number
+            gradients = tape.gradient(loss, variables)
+
+            def update():
+                optimizer.apply_gradients(zip(gradients, variables))
+                return 0
+
+            tf.cond(tf.equal(steps % 2, 0), update, lambda: 0)
+            steps.assign_add(1)
+            return {"loss": loss}
+
+    steps = tf.Variable(0)
+    inputs = fw.layers.Input((1,))
+    outputs = fw.layers.Dense(1, use_bias=False, name="d")(inputs)
+    model = EveryOther(inputs, outputs)
+    optimizer = fw.optimizer()
+    model.compile(optimizer, "mse")
+    # Before its first step, where a branch could not make its variables.
+    getattr(optimizer, "build", lambda variables: None)(model.trainable_variables)
+    logger = GradientLogger(str(tmp_path), freq=3)
+    x = np.ones((80, 1), "float32")
+    fw.fit(model, x, x, epochs=2, callbacks=[logger])
+    events = read_events(fw, tmp_path)
+    norms = {e.step: e.value for e in events if e.tag == "grad_norm/d/kernel"}
+    assert norms == {step: step for step in (0, 3, 6, 9)}

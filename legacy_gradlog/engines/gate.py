@@ -239,7 +239,8 @@ class Gate:
             # TF 2.0: a branch of `tf.cond` must return a tensor.
             tf.cond(due, runtime.outlined(capture), lambda: update)
         # A call that finds no data left runs what does not depend on the data.
-        with tf.control_dependencies([gradient for gradient, _ in pairs]):
+        # TF 2.2 and 2.3: in a branch it must be a tensor of the branch.
+        with tf.control_dependencies([_part(gradient) for gradient, _ in pairs]):
             self._count.assign_add(1)
 
     def _rows(self, again, eager):
@@ -388,6 +389,13 @@ class RawStore:
                 value = tf.boolean_mask(value, touched.read_value()[row] > 0)
             values.append(value)
         return sketch_rows(values)
+
+
+def _part(gradient):
+    """Returns a tensor of the present graph that is made with a gradient."""
+    tf = runtime.tensorflow()
+    sparse = isinstance(gradient, tf.IndexedSlices)
+    return tf.identity(gradient.values if sparse else gradient)
 
 
 def _put_row(target, row, values):
