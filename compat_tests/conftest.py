@@ -74,6 +74,11 @@ def available():
     return found
 
 
+def messages_of(caught):
+    """Returns the package's own among the warnings that a test caught."""
+    return [str(w.message) for w in caught if w.category is errors.GradlogWarning]
+
+
 def pytest_generate_tests(metafunc):
     if "fw" in metafunc.fixturenames:
         metafunc.parametrize("fw", available(), ids=lambda framework: framework.name)

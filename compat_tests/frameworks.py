@@ -53,8 +53,6 @@ class Framework:
         self.tf_version = Version(tf.__version__)
         self.eager = hasattr(tf, "executing_eagerly") and tf.executing_eagerly()
         self.is_keras_3 = self.version >= Version("3.0") and name != "tf_keras"
-        #: Whether Dropout's next numbers are in a variable, not in the traced function.
-        self.keeps_random_state = self.is_keras_3
         #: What a whole model is saved as. Keras 3.15 does not read its own HDF5 files.
         self.file_name = "model.keras" if self.is_keras_3 else "model.h5"
         self.v1 = getattr(getattr(tf, "compat", None), "v1", tf)

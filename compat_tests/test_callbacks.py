@@ -13,6 +13,7 @@ from packaging.version import Version
 from legacy_gradlog import GradientLogger, GradlogWarning, TensorBoard, errors
 from legacy_gradlog.arguments import NATIVE
 
+from .conftest import messages_of
 from .frameworks import files_below, small_data, stock_class
 from .oracle import (
     assert_step_level,
@@ -293,7 +294,7 @@ def test_a_failure_of_ours_ends_the_logging_only(fw, tmp_path, monkeypatch):
     monkeypatch.setattr("legacy_gradlog.writers.OwnWriter", BrokenWriter)
     with pytest.warns(GradlogWarning) as caught:
         fw.fit(trained.model, x, y, epochs=2, callbacks=[logger, weights])
-    messages = [str(w.message) for w in caught if w.category is GradlogWarning]
+    messages = messages_of(caught)
     assert messages == [
         "Gradient logging is switched off for this run, and training goes on. Cause: "
         "OSError: No space left on device"
@@ -314,7 +315,7 @@ def test_a_keras_that_is_not_understood_trains_on(fw, tmp_path, monkeypatch):
     callbacks = [TensorBoard(str(tmp_path), write_grads=True), weights]
     with pytest.warns(GradlogWarning) as caught:
         fw.fit(trained.model, *small_data(), epochs=2, callbacks=callbacks)
-    messages = [str(w.message) for w in caught if w.category is GradlogWarning]
+    messages = messages_of(caught)
     assert messages == [
         "Gradient logging is switched off for this run, and training goes on. Cause: "
         "AttributeError: no such train function"

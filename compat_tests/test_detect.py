@@ -15,7 +15,7 @@ from legacy_gradlog import (
     runtime,
 )
 
-from .conftest import available
+from .conftest import available, messages_of
 from .frameworks import small_data, stock_class
 from .oracle import assert_step_level, expected_keys, gradient_events, keys, read_events
 
@@ -54,7 +54,7 @@ def test_something_newer_is_told_once(fw, tmp_path, monkeypatch, name):
     with pytest.warns(GradlogWarning) as caught:
         for _ in range(2):
             fw.fit(trained.model, *small_data(), callbacks=[logger])
-    messages = [str(w.message) for w in caught if w.category is GradlogWarning]
+    messages = messages_of(caught)
     assert len(messages) == 1
     assert messages[0].startswith("Gradient logging is tested up to ")
     assert keys(read_events(fw, tmp_path)) == expected_keys(trained.paths, range(10))

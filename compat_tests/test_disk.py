@@ -24,7 +24,7 @@ if sys.argv[3] == "graph" and hasattr(tf.compat, "v1"):
     tf.compat.v1.disable_eager_execution()
 
 from compat_tests import conftest, frameworks, oracle
-from legacy_gradlog import GradientLogger, GradlogWarning, TensorBoard
+from legacy_gradlog import GradientLogger, TensorBoard
 
 (fw,) = [f for f in conftest.available() if f.name == sys.argv[2]]
 """
@@ -68,7 +68,7 @@ def train(*callbacks):
                    callbacks=list(callbacks))
         except Exception as exception:
             error = type(exception).__name__
-    told = [str(w.message) for w in caught if w.category is GradlogWarning]
+    told = conftest.messages_of(caught)
     weights = trained.weights()["d/kernel"].tolist()
     return dict(error=error, told=told, weights=weights)
 

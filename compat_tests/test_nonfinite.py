@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from legacy_gradlog import GradientLogger, GradlogWarning
 
+from .conftest import messages_of
 from .frameworks import Trained, small_data
 from .oracle import assert_step_level, read_events
 from .test_sketch import V1, by_definition, sketched
@@ -29,11 +30,6 @@ ROWS = [
 DTYPES = ["float16", "float32", "float64"]
 if Version(tf.__version__) >= Version("2.9"):
     DTYPES.append("bfloat16")
-
-
-def messages_of(caught):
-    """Returns the package's own among the warnings that a test caught."""
-    return [str(w.message) for w in caught if w.category is GradlogWarning]
 
 
 def output(y_true, y_pred):

@@ -5,6 +5,7 @@ import pytest
 
 from legacy_gradlog import GradientLogger, GradlogWarning, errors
 
+from .conftest import messages_of
 from .oracle import read_events
 from .test_harmless import final_state, one_layer_model
 
@@ -51,7 +52,7 @@ def test_training_is_bit_identical(fw, tmp_path, monkeypatch):
         for first, second, third in zip(plain, again, broken):
             np.testing.assert_array_equal(first, second, "plain runs differ")
             np.testing.assert_array_equal(first, third, name)
-        messages = [str(w.message) for w in caught if w.category is GradlogWarning]
+        messages = messages_of(caught)
         # One for each of the two fits.
         assert messages == 2 * [
             "Gradient logging is switched off for this run, and training goes on. "

@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from legacy_gradlog import GradlogWarning, TensorBoard
 
+from .conftest import messages_of
 from .frameworks import files_below, small_data
 from .oracle import Gradient, assert_histogram, keys, read_events, updates_of
 
@@ -97,7 +98,7 @@ def test_without_validation_data(fw, tmp_path):
     callback = TensorBoard(str(tmp_path), histogram_freq=2, write_grads=True)
     with pytest.warns(GradlogWarning) as caught:
         fw.fit(trained.model, *small_data(), epochs=3, callbacks=[callback])
-    messages = [str(w.message) for w in caught if w.category is GradlogWarning]
+    messages = messages_of(caught)
     assert messages == [LEFT_OUT]
     check_weight_histograms(fw, tmp_path, trained, [0, 2])
     gradients = gradient_steps(read_events(fw, tmp_path))
@@ -125,7 +126,7 @@ def test_validation_by_a_generator(fw, tmp_path):
             validation_steps=1,
             callbacks=[callback],
         )
-    messages = [str(w.message) for w in caught if w.category is GradlogWarning]
+    messages = messages_of(caught)
     events = read_events(fw, tmp_path)
     assert gradient_steps(events) == [0, 1]
     assert np.all([len(paths) == 1 for paths in files_below(tmp_path).values()])

@@ -61,7 +61,7 @@ def cases_of(fw):
                 what = "{}, {}".format(what, name)
                 more = dict(jit_compile=jit)
                 found.append(_logged(fw, "mlp", what, arguments, target, **more))
-    if fw.v1 is fw.tf or fw.tf.__version__.startswith("1."):
+    if fw.tf_version < Version("2.0"):
         found.append(Case("mlp", "peer: stock write_grads", None, _stock(fw)))
     if custom:
         for what, runs in (
@@ -90,28 +90,30 @@ def _logged(fw, name, what, arguments, target, **compile_arguments):
     return Case(name, what, target, runs, scale)
 
 
+def _pair(fw, workload, model, plain, callback, **arguments):
+    """Returns the run of a model with a callback, and that of the plain one without."""
+    data = workload.data()
+    callbacks = [callback] if callback else []
+    return (
+        Run(fw, model, data, workload.batch, callbacks, **arguments),
+        Run(fw, plain, data, workload.batch, **arguments),
+    )
+
+
 def _ours(fw, name, logger, **compile_arguments):
     workload = WORKLOADS[name]
-    data = workload.data()
     # Both are fits of one model, so that its place in memory makes no difference.
     model = workload.model(fw, **compile_arguments)
-    callbacks = [logger] if logger else []
-    return (
-        Run(fw, model, data, workload.batch, callbacks),
-        Run(fw, model, data, workload.batch),
-    )
+    return _pair(fw, workload, model, model, logger)
 
 
 def _stock(fw):
     def runs(log_dir):
         workload = WORKLOADS["mlp"]
-        data, model = workload.data(), workload.model(fw)
-        validation = dict(validation_data=workload.data(data[0].shape[0] // 5))
+        model = workload.model(fw)
+        validation = workload.data(workload.steps * workload.batch // 5)
         stock = peers.stock_callback(fw, log_dir, workload.batch)
-        return (
-            Run(fw, model, data, workload.batch, [stock], **validation),
-            Run(fw, model, data, workload.batch, **validation),
-        )
+        return _pair(fw, workload, model, model, stock, validation_data=validation)
 
     return runs
 
@@ -119,15 +121,10 @@ def _stock(fw):
 def _compared(fw, make, callback):
     """Returns the runs of a recipe and of a plain model, both without XLA."""
     workload = WORKLOADS["mlp"]
-    data = workload.data()
     compile_arguments = dict(jit_compile=False) if fw.is_keras_3 else {}
     plain = workload.model(fw, **compile_arguments)
     model = workload.model(fw, make, **compile_arguments)
-    callbacks = [callback] if callback else []
-    return (
-        Run(fw, model, data, workload.batch, callbacks),
-        Run(fw, plain, data, workload.batch),
-    )
+    return _pair(fw, workload, model, plain, callback)
 
 
 def _cached(fw):

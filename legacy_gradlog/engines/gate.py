@@ -170,7 +170,7 @@ class Gate:
         first, foretold = self.next_update, self._foretold
         self.next_update = foretold
         if not exact:
-            self.next_update = self._foretold = int(_read(self._count))
+            self.next_update = self._foretold = int(runtime.value_now(self._count))
         if self._every is not None and self.next_update > foretold:
             raise UnsupportedError(
                 "At step level each call of the optimizer must run once in a training "
@@ -185,7 +185,7 @@ class Gate:
         """Returns the number of the next update, as the step has counted it."""
         if self._is_behind or not self.made:
             return self.next_update
-        return int(_read(self._count))
+        return int(runtime.value_now(self._count))
 
     def missing(self):
         """Returns the selected weights that no gradient has reached."""
@@ -326,7 +326,7 @@ class SketchStore:
         """Returns ``(update, counts, moments)`` of the update ``first`` and later."""
         return [
             (int(row[0, 0]), row[:, 1:-5].astype(np.int64), row[:, -5:])
-            for row in _read(self._sketches)
+            for row in runtime.value_now(self._sketches)
             if row[0, 0] >= first
         ]
 
@@ -374,7 +374,7 @@ class RawStore:
         """Returns ``(update, counts, moments)`` of the update ``first`` and later."""
         tf = runtime.tensorflow()
         found = []
-        for row, update in enumerate(_read(self._stamps).tolist()):
+        for row, update in enumerate(runtime.value_now(self._stamps).tolist()):
             if update >= first:
                 counts, moments = self._sketch(tf.constant(row))
                 found.append((update, counts.numpy(), moments.numpy()))
@@ -405,11 +405,6 @@ def _put_row(target, row, values):
         target.assign(values[None])
     else:
         target.assign(tf.tensor_scatter_nd_update(target, [[row]], values[None]))
-
-
-def _read(target):
-    """Returns the value of a variable, of all replicas together, as a NumPy array."""
-    return runtime.value_now(target)
 
 
 def _variable(value, parts=False):

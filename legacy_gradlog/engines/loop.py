@@ -44,8 +44,7 @@ class LoopEngine(Engine):
 
     def _on_update(self, before, after):
         if self.active:
-            strategy = runtime.tensorflow().distribute.get_strategy()
-            replicas = strategy.num_replicas_in_sync
+            replicas = runtime.replicas_here()
             if runtime.leaves_reduction_to_the_update(self._optimizer, replicas):
                 raise UnsupportedError(
                     "An optimizer must sum the replicas' parts of a gradient before it "
