@@ -37,6 +37,11 @@ def main(arguments=None):
         action="store_true",
         help="bytes, memory, growth and the sketch alone, in place of the cases",
     )
+    parser.add_argument(
+        "--mirrored",
+        action="store_true",
+        help="the cases of two replicas of `MirroredStrategy`, on two logical devices",
+    )
     parser.add_argument("--peak", metavar="LOG_DIR", help=argparse.SUPPRESS)
     parser.add_argument("--json", help="a file for all figures")
     options = parser.parse_args(arguments)
@@ -60,15 +65,26 @@ def main(arguments=None):
                 print("    {:20} {}".format(name, text))
                 sys.stdout.flush()
         return
+    strategy = two_replicas(fw.tf) if options.mirrored else None
     found = [
         case
-        for case in cases.cases_of(fw)
+        for case in cases.cases_of(fw, strategy)
         if fnmatch.fnmatch("{}/{}".format(case.workload, case.what), options.only)
     ]
     results = list(run(fw, found, options.pairs))
     if options.json:
         with open(options.json, "w") as file:
             json.dump(results, file, indent=1)
+
+
+def two_replicas(tf):
+    """Returns a strategy over two logical devices. Before anything has run."""
+    config = tf.config.experimental
+    (cpu,) = config.list_physical_devices("CPU")
+    config.set_virtual_device_configuration(
+        cpu, [config.VirtualDeviceConfiguration()] * 2
+    )
+    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
 
 
 def run_quick(fw):
@@ -104,8 +120,12 @@ def measured(case, pairs):
     with tempfile.TemporaryDirectory() as log_dir:
         run, other = case.runs(log_dir)
         ratio = timing.ratio_of(run, other, pairs)
+    scale = 1.0
+    if case.whole is not None:
+        data, steps = case.whole()
+        scale = ratio.seconds / (other.of(data).seconds() * cases.HUNDRED / steps)
     low, median, high = (
-        1 + case.scale * (value - 1) for value in (ratio.low, ratio.median, ratio.high)
+        1 + scale * (value - 1) for value in (ratio.low, ratio.median, ratio.high)
     )
     return dict(
         workload=case.workload,
@@ -113,7 +133,7 @@ def measured(case, pairs):
         target=case.target,
         ratio=median,
         quartiles=[low, high],
-        scale=case.scale,
+        scale=scale,
         pairs=ratio.pairs,
         epoch_seconds=ratio.seconds,
         set_up_seconds=run.first_fit - ratio.seconds * ratio.median,

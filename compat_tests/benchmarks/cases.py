@@ -1,5 +1,6 @@
 """What is compared with what: our callback at every cadence, and what else there is."""
 
+import contextlib
 from typing import Any, Callable, NamedTuple, Optional
 
 from packaging.version import Version
@@ -30,19 +31,25 @@ class Case(NamedTuple):
         what: What is measured.
         target: The largest ratio that is hoped for, None for a peer.
         runs: Called with a log directory; returns the run and the one without.
-        scale: What a ratio's part above 1 is multiplied with, where the epoch that is
-            measured is shorter than the hundred steps that are meant.
+        whole: Data of a longer epoch and its number of steps, where the measured epoch
+            is shorter than the `HUNDRED` steps that are meant: what is done once an
+            epoch is easier to see in a short one.
     """
 
     workload: str
     what: str
     target: Optional[float]
     runs: Callable[[str], Any]
-    scale: float = 1.0
+    whole: Optional[Callable[[], Any]] = None
 
 
-def cases_of(fw):
-    """Returns every `Case` that this Keras can run."""
+def cases_of(fw, strategy=None):
+    """Returns every `Case` that this Keras can run, or those under a strategy."""
+    if strategy is not None:
+        return [
+            _logged(fw, "mlp", what, arguments, target, strategy=strategy)
+            for what, arguments, target in CADENCES
+        ]
     compiled = fw.eager and fw.version >= Version("2.5")
     custom = fw.eager and fw.version >= Version("2.4")
     found = [Case("mlp", "no callback either", None, lambda _: _ours(fw, "mlp", None))]
@@ -74,25 +81,28 @@ def cases_of(fw):
 
 
 def _logged(fw, name, what, arguments, target, **compile_arguments):
-    """Returns the case of our callback, one step an epoch where an epoch is short."""
-    steps = WORKLOADS[name].steps
-    freq = arguments.get("freq")
-    scale = 1.0
-    if freq in ("epoch", HUNDRED) and steps < HUNDRED:
-        scale = steps / float(HUNDRED)
-        if freq == HUNDRED:
+    """Returns the case of our callback; once an epoch is once in `HUNDRED` steps."""
+    workload = WORKLOADS[name]
+    steps, whole = workload.steps, None
+    if arguments.get("freq") in ("epoch", HUNDRED):
+        steps = workload.short
+        if arguments["freq"] == HUNDRED:
             arguments = dict(arguments, freq=steps)
+
+        def whole():
+            longer = min(HUNDRED, 10 * steps)
+            return workload.data(longer), longer
 
     def runs(log_dir):
         logger = GradientLogger(log_dir, **arguments)
-        return _ours(fw, name, logger, **compile_arguments)
+        return _ours(fw, name, logger, steps, **compile_arguments)
 
-    return Case(name, what, target, runs, scale)
+    return Case(name, what, target, runs, whole)
 
 
-def _pair(fw, workload, model, plain, callback, **arguments):
+def _pair(fw, workload, model, plain, callback, steps=None, **arguments):
     """Returns the run of a model with a callback, and that of the plain one without."""
-    data = workload.data()
+    data = workload.data(steps)
     callbacks = [callback] if callback else []
     return (
         Run(fw, model, data, workload.batch, callbacks, **arguments),
@@ -100,18 +110,19 @@ def _pair(fw, workload, model, plain, callback, **arguments):
     )
 
 
-def _ours(fw, name, logger, **compile_arguments):
+def _ours(fw, name, logger, steps=None, strategy=None, **compile_arguments):
     workload = WORKLOADS[name]
     # Both are fits of one model, so that its place in memory makes no difference.
-    model = workload.model(fw, **compile_arguments)
-    return _pair(fw, workload, model, model, logger)
+    with strategy.scope() if strategy else contextlib.ExitStack():
+        model = workload.model(fw, **compile_arguments)
+    return _pair(fw, workload, model, model, logger, steps)
 
 
 def _stock(fw):
     def runs(log_dir):
         workload = WORKLOADS["mlp"]
         model = workload.model(fw)
-        validation = workload.data(workload.steps * workload.batch // 5)
+        validation = workload.data(workload.steps // 5)
         stock = peers.stock_callback(fw, log_dir, workload.batch)
         return _pair(fw, workload, model, model, stock, validation_data=validation)
 
@@ -146,7 +157,7 @@ def _summarized(fw):
 def _recomputed(fw):
     def runs(log_dir):
         workload = WORKLOADS["mlp"]
-        batch = workload.data(workload.batch)
+        batch = workload.data(1)
         callback = peers.recomputing_callback(fw, log_dir, *batch)
         return _compared(fw, None, callback)
 

@@ -77,7 +77,7 @@ def growth(fw, pairs):
         ("5 x 10^7 parameters", stack_of(5000, 8000, 600), (1000,), 600),
     ]
     for name, outputs, shape, width in sizes:
-        workload = Workload(name, outputs, shape, width, steps=10)
+        workload = Workload(name, outputs, shape, width, steps=10, short=10)
         model, data = workload.model(fw), workload.data()
         with tempfile.TemporaryDirectory() as log_dir:
             logger = GradientLogger(log_dir, freq="batch")

@@ -21,7 +21,7 @@ BOUNDS = {"never due": 2.0, "epoch, last": 2.0, "every step": 10.0}
 def counts(fw, log_dir):
     """Trains and counts; yields ``(what, counted, allowed)``."""
     workload = WORKLOADS["mlp"]
-    data = workload.data(STEPS * workload.batch)
+    data = workload.data(STEPS)
     model = workload.model(fw)
     # Update 0, the only one that is due, is made by the fit before.
     never = GradientLogger(log_dir, freq=10**9)

@@ -1,5 +1,6 @@
 """Ratios of epoch times: two runs in turn, pair by pair, since machines are noisy."""
 
+import copy
 import time
 from typing import List, NamedTuple
 
@@ -37,6 +38,13 @@ class Run:
     @property
     def next_fit(self):
         return self._starts[1]
+
+    def of(self, data):
+        """Returns the run of one counted epoch of other data."""
+        run = copy.copy(self)
+        run._data, run._starts = data, []
+        run._arguments = dict(self._arguments, epochs=WARM_UP + 1)
+        return run
 
     def seconds(self):
         """Fits once; returns the median seconds of an epoch after the first two."""
