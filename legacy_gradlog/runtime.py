@@ -832,6 +832,19 @@ def _scaled_generation(inner):
     return None
 
 
+def scaled_update_methods(optimizer):
+    """Returns what turns an unscaled gradient into an update, after it was seen."""
+    inner = inner_optimizer(optimizer)
+    if inner is optimizer:
+        return []
+    generation = optimizer_generation(optimizer)
+    if generation == "scaled keras3":
+        return [optimizer.apply, inner.apply]
+    if generation == "scaled v2":
+        return [optimizer.apply_gradients, inner.apply_gradients]
+    return [inner.apply_gradients]
+
+
 def inner_optimizer(optimizer):
     """Returns the optimizer that one for loss scaling wraps, others as they are."""
     if hasattr(optimizer, "inner_optimizer"):
