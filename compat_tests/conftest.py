@@ -25,6 +25,7 @@ collect_ignore = ["test_properties.py"] if sys.version_info < (3, 8) else []
 
 def pytest_addoption(parser):
     parser.addoption("--eager-off", action="store_true", help="run in graph mode")
+    parser.addoption("--keras", help="run with the Keras of this name only")
 
 
 def pytest_configure(config):
@@ -37,7 +38,9 @@ def pytest_configure(config):
         # Long ones, of files and processes, which know no mode or try both.
         collect_ignore.extend(
             "test_{}.py".format(name)
-            for name in ("disk", "events", "properties", "soak", "two_at_once")
+            for name in (
+                "demo disk events properties readme schedule sketch soak two_at_once"
+            ).split()
         )
 
 
@@ -59,8 +62,7 @@ def available():
             found.append(frameworks.Framework("keras", keras, tf))
         elif version < Version("2.4") and (
             # Its own callbacks cannot read weights there; `test_tf20` has that case.
-            TENSORFLOW < Version("2.0")
-            or tf.executing_eagerly()
+            TENSORFLOW < Version("2.0") or tf.executing_eagerly()
         ):
             found.append(frameworks.Framework("keras", keras, tf))
     if TENSORFLOW < Version("2.16"):
@@ -81,7 +83,9 @@ def messages_of(caught):
 
 def pytest_generate_tests(metafunc):
     if "fw" in metafunc.fixturenames:
-        metafunc.parametrize("fw", available(), ids=lambda framework: framework.name)
+        only = metafunc.config.getoption("--keras")
+        found = [fw for fw in available() if only in (None, fw.name)]
+        metafunc.parametrize("fw", found, ids=lambda framework: framework.name)
 
 
 @pytest.fixture(autouse=True)

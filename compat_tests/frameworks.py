@@ -152,7 +152,7 @@ class Framework:
             name="d",
             kernel_initializer="ones",
             kernel_constraint=kernel_constraint,
-            **self._input(inputs)
+            **self._input(inputs),
         )
         stack = [dense]
         if self.is_keras_3:

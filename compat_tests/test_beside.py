@@ -50,7 +50,7 @@ def test_beside_the_callbacks_of_keras(fw, tmp_path):
             ),
             weights,
         ]
-        + backups(fw, str(tmp_path / "backup"))
+        + backups(fw, str(tmp_path / "backup")),
     )
     assert told == [0, 1] and saved.exists()
     events = read_events(fw, tmp_path / "steps")

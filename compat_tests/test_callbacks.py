@@ -32,7 +32,7 @@ def run_fit(fw, callback, **kwargs):
         epochs=2,
         validation_data=small_data(rows=20, seed=1),
         callbacks=[callback],
-        **kwargs
+        **kwargs,
     )
     return trained
 

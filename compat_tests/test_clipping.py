@@ -53,9 +53,7 @@ CLIPPED = {
         {"a/kernel": [1.5, -2.0], "b/kernel": [0.0, 2.5]},
         {"a/kernel": [7.5 / 13, -10 / 13], "b/kernel": [0.0, 30 / 13]},
     ],
-    "global_clipnorm": [
-        {"a/kernel": [7.5 / 13, -10 / 13], "b/kernel": [0.0, 30 / 13]}
-    ],
+    "global_clipnorm": [{"a/kernel": [7.5 / 13, -10 / 13], "b/kernel": [0.0, 30 / 13]}],
 }
 
 

@@ -110,9 +110,7 @@ def test_compiled_by_xla(fw, tmp_path, freq):
         assert keys(events) == expected_keys(trained.paths, steps)
         assert_step_level(events, weights, trained.paths, steps)
     (pooled,) = [
-        e.value
-        for e in read_events(fw, tmp_path / "b")
-        if e.tag == "d1/kernel_0_grad"
+        e.value for e in read_events(fw, tmp_path / "b") if e.tag == "d1/kernel_0_grad"
     ]
     assert_histogram(pooled, Gradient.pooled(updates_of(weights, "d1/kernel")))
 

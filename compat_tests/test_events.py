@@ -80,7 +80,7 @@ def test_files_of_ours_and_of_the_stock_callback(fw, tmp_path):
         *small_data(),
         epochs=2,
         validation_data=small_data(rows=8, seed=1),
-        callbacks=[TensorBoard(str(tmp_path), 1, write_grads=True)]
+        callbacks=[TensorBoard(str(tmp_path), 1, write_grads=True)],
     )
     values, causes = read(tmp_path)
     assert causes == {}

@@ -70,8 +70,14 @@ def test_two_fits_in_one_second_keep_the_stock_records(fw, tmp_path):
     begin_a_second(fw, trained, tmp_path / "before")
     for number in range(2):
         callback = TensorBoard(str(log_dir), write_grads=True, grads_freq=5)
-        fw.fit(trained.model, x, y, initial_epoch=number, epochs=number + 1,
-               callbacks=[callback])
+        fw.fit(
+            trained.model,
+            x,
+            y,
+            initial_epoch=number,
+            epochs=number + 1,
+            callbacks=[callback],
+        )
     events = read_events(fw, log_dir)
     losses = [event.step for event in events if event.tag in ("loss", "epoch_loss")]
     assert sorted(losses) == [0, 1]

@@ -96,9 +96,7 @@ def test_generator_at_epoch_level(fw, tmp_path):
         epochs=2,
         callbacks=[callback, weights],
     )
-    _assert_last_of_epochs(
-        fw, tmp_path, trained, weights, range(2), gradient_run(fw)
-    )
+    _assert_last_of_epochs(fw, tmp_path, trained, weights, range(2), gradient_run(fw))
 
 
 def _assert_last_of_epochs(fw, log_dir, trained, weights, epochs, run):
@@ -255,12 +253,19 @@ def test_without_histograms(fw, tmp_path):
     "layers, expected",
     [
         (["out1"], ["out1/kernel", "out1/bias"]),
-        (["encoder/*"], ["encoder/d1/kernel", "encoder/d1/bias"]
-         + ["encoder/bn/gamma", "encoder/bn/beta"]),
-        (["*/kernel"], ["shared/kernel", "encoder/d1/kernel"]
-         + ["out1/kernel", "out2/kernel"]),
-        (["embedding", "d1"], ["embedding/embeddings"]
-         + ["encoder/d1/kernel", "encoder/d1/bias"]),
+        (
+            ["encoder/*"],
+            ["encoder/d1/kernel", "encoder/d1/bias"]
+            + ["encoder/bn/gamma", "encoder/bn/beta"],
+        ),
+        (
+            ["*/kernel"],
+            ["shared/kernel", "encoder/d1/kernel"] + ["out1/kernel", "out2/kernel"],
+        ),
+        (
+            ["embedding", "d1"],
+            ["embedding/embeddings"] + ["encoder/d1/kernel", "encoder/d1/bias"],
+        ),
     ],
     ids=["name", "folder", "weight", "two"],
 )

@@ -12,6 +12,7 @@ import textwrap
 import pytest
 
 from .frameworks import files_below, run_script
+from .oracle import read_events
 
 if importlib.util.find_spec("horovod") is None:
     pytest.skip(
@@ -74,6 +75,14 @@ def steps_of(log_dir, tag="d/kernel_0_grad"):
 
 def run_workers(script, fw, directory, *arguments):
     """Runs a script as two workers and returns what they printed."""
+    status, output = start_workers(script, fw, directory, *arguments)
+    assert status == 0, output
+    assert output.count("all compared") == 2, output
+    return output
+
+
+def start_workers(script, fw, directory, *arguments):
+    """Runs a script as two workers; returns the exit status and what they printed."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     path = str(directory / "worker.py")
     with open(path, "w", encoding="utf-8") as file:
@@ -99,9 +108,7 @@ def run_workers(script, fw, directory, *arguments):
             launched.kill()
             output = launched.communicate()[0].decode()
         pytest.fail("The workers hang.\n" + output)
-    assert launched.returncode == 0, output
-    assert output.count("all compared") == 2, output
-    return output
+    return launched.returncode, output
 
 
 @pytest.fixture(params=["first", "all"])
@@ -234,7 +241,9 @@ wrappers.append(
 
 def test_every_optimizer_and_option(fw, tmp_path):
     """The gradient is 2 and -1 in every step, whatever the update makes of it."""
-    script = OPTIMIZERS + """
+    script = (
+        OPTIMIZERS
+        + """
 x, y = mean_data()
 for number, wrap in enumerate(wrappers):
     fw.clear()
@@ -266,6 +275,7 @@ if rank == 0:
     assert steps_of("groups", "d/bias_0_grad") == [(0, 1.0, 1.0)]
 print("all compared")
 """
+    )
     run_workers(script, fw, tmp_path)
 
 
@@ -468,6 +478,38 @@ def test_what_is_refused(fw, tmp_path):
     print("all compared")
     """
     run_workers(script, fw, tmp_path)
+
+
+def test_a_worker_dies(fw, tmp_path):
+    """The other one ends as it does without us; what it has logged is there."""
+    script = """
+    import signal
+    import time
+
+    class Death(fw.keras.callbacks.Callback):
+        batches = 0
+
+        def on_batch_end(self, batch, logs=None):
+            Death.batches += 1
+            if Death.batches == 5:
+                print("five batches")
+                sys.stdout.flush()
+                if rank == 1:
+                    time.sleep(2)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    logger = GradientLogger("logs", freq="batch")
+    callbacks = [logger, Death()]
+    fw.fit(mean_model().model, *mean_data(24), epochs=9, callbacks=callbacks)
+    print("all compared")
+    """
+    status, output = start_workers(script, fw, tmp_path)
+    assert status != 0 and "all compared" not in output, output
+    assert output.count("five batches") == 2, output
+    events = read_events(fw, tmp_path / "logs")
+    kernels = [e for e in events if e.tag == "d/kernel_0_grad"]
+    found = [(e.step, e.value.min, e.value.max) for e in kernels]
+    assert found == [(step, -1.0, 2.0) for step in range(5)]
 
 
 def test_one_process_alone(fw, tmp_path):

@@ -29,7 +29,6 @@ if Version(tf.__version__) < Version("2.0"):
     pytest.skip("Keras has mixed precision since TF 2.0", allow_module_level=True)
 
 
-
 in_eager_mode = pytest.mark.skipif(
     not tf.executing_eagerly(), reason="refused in graph mode, as is tested below"
 )
@@ -79,7 +78,6 @@ def two_layers(fw, optimizer):
     return Trained(model, probes)
 
 
-
 CLIPPED = pytest.param(
     True,
     marks=pytest.mark.skipif(
@@ -116,9 +114,7 @@ def test_overflow(fw, tmp_path, policy, clipped):
     sizes = {path: value.size for path, value in weights.values[0].items()}
     for event in bad:
         assert event.value == sizes[event.tag[len("grad_nonfinite/") :]]
-    counts = {
-        (e.tag, e.step): e.value.num for e in events if e.tag.endswith("_grad")
-    }
+    counts = {(e.tag, e.step): e.value.num for e in events if e.tag.endswith("_grad")}
     for path in trained.paths:
         assert counts[path + "_0_grad", 1] == 0
         np.testing.assert_array_equal(weights.values[1][path], weights.values[2][path])
@@ -192,6 +188,40 @@ def test_bfloat16(fw, tmp_path, policy):
     events = gradient_events(read_events(fw, tmp_path))
     assert keys(events) == expected_keys(trained.paths, range(10))
     assert_step_level(events, weights, trained.paths, range(10))
+
+
+@in_eager_mode
+@pytest.mark.parametrize("within", [False, True], ids=["scaling", "scaled"])
+def test_another_tool_wraps_an_optimizer(fw, tmp_path, policy, within):
+    """What changes a gradient after we have seen it is refused."""
+    policy("mixed_float16")
+    trained = two_layers(fw, scaled(fw, fw.optimizer()))
+    target = trained.model.optimizer
+    reduced_within = fw.tf_version >= Version("2.5") and not fw.is_keras_3
+    if within:
+        target = getattr(target, "inner_optimizer", None) or target._optimizer
+    name = "apply" if fw.is_keras_3 else "apply_gradients"
+    original = getattr(target, name)
+
+    def doubling(grads, *args, **kwargs):
+        if fw.is_keras_3:
+            return original([2 * gradient for gradient in grads], *args, **kwargs)
+        pairs = [(2 * gradient, variable) for gradient, variable in grads]
+        return original(pairs, *args, **kwargs)
+
+    object.__setattr__(target, name, doubling)
+    logger = GradientLogger(str(tmp_path), freq="batch")
+    weights = fw.recorder(trained)
+    if within or not reduced_within:
+        before = trained.weights()
+        with pytest.raises(errors.UnsupportedError, match="With loss scaling, `apply"):
+            fw.fit(trained.model, *small_data(), callbacks=[logger])
+        for path, value in trained.weights().items():
+            np.testing.assert_array_equal(value, before[path])
+    else:
+        fw.fit(trained.model, *small_data(), callbacks=[logger, weights])
+        events = read_events(fw, tmp_path)
+        assert_step_level(events, weights, trained.paths, range(5))
 
 
 @pytest.mark.skipif(tf.executing_eagerly(), reason="works")

@@ -20,7 +20,7 @@ if Version(tf.__version__) < Version("2.2"):
     )
 
 WORKER = """
-import json, sys
+import json, os, sys, time
 import numpy as np
 import tensorflow as tf
 from legacy_gradlog import GradientLogger, TensorBoard, errors
@@ -62,6 +62,12 @@ def make(optimizer=None):
 def fit(model, *callbacks):
     kwargs = dict(epochs=2, steps_per_epoch=3, verbose=0)
     return model.fit(batches(), callbacks=list(callbacks), **kwargs)
+
+def leave():
+    # The other one may still wait for this one's part of the last step.
+    open("left-%d" % worker, "w").close()
+    while not all(os.path.exists("left-%d" % number) for number in (0, 1)):
+        time.sleep(0.1)
 
 def loggers(log_dir):
     return [
@@ -129,6 +135,7 @@ def weights_after(*callbacks):
 result["plain"] = [weights_after(), weights_after()]
 result["logged"] = weights_after(*loggers("same"))
 print("RESULT", json.dumps(result))
+leave()
 """
 
 ALONE = """
@@ -138,6 +145,7 @@ fit(model)
 print("TRAINED", flush=True)
 fit(model, *([GradientLogger("late", freq="batch")] if worker == 0 else []))
 print("LATE", flush=True)
+leave()
 """
 
 KERAS_3 = """

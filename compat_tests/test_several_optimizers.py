@@ -140,9 +140,7 @@ def recorded(fw, tmp_path, **kwargs):
 
 
 def histogram(events, path, step):
-    (found,) = [
-        e.value for e in events if (e.tag, e.step) == (path + "_0_grad", step)
-    ]
+    (found,) = [e.value for e in events if (e.tag, e.step) == (path + "_0_grad", step)]
     return found
 
 

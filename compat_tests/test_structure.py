@@ -23,8 +23,11 @@ def imports(path):
             found.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.module:
-                found.add(node.module.split(".")[-1] if node.level else
-                          node.module.split(".")[0])
+                found.add(
+                    node.module.split(".")[-1]
+                    if node.level
+                    else node.module.split(".")[0]
+                )
             if node.level and (not node.module or node.module == "engines"):
                 found.update(alias.name for alias in node.names)
     return found

@@ -221,9 +221,7 @@ def test_compiled_loop_is_refused(fw, tmp_path, loop):
     with pytest.raises(errors.UnsupportedError, match="jit_compile=True"):
         with GradientLogger(str(tmp_path), freq="batch").watch(optimizer):
             step(fw.tf.constant(x), fw.tf.constant(y))
-    np.testing.assert_array_equal(
-        before["d/kernel"], trained.weights()["d/kernel"]
-    )
+    np.testing.assert_array_equal(before["d/kernel"], trained.weights()["d/kernel"])
 
 
 TWO_STEPS = """

@@ -283,7 +283,7 @@ class TensorBoard(_GradientCallback):
         grads_reduce="last",
         grads_clipped=False,
         grads_scalars=("mean_abs", "norm"),
-        **native
+        **native,
     ):
         self._stock = None
         self._scratch = None
@@ -380,9 +380,7 @@ class TensorBoard(_GradientCallback):
                 self._scratch = tempfile.TemporaryDirectory()
                 log_dir = self._scratch.name
             self._stock = stock_class(
-                log_dir=log_dir,
-                histogram_freq=self.histogram_freq,
-                **kwargs
+                log_dir=log_dir, histogram_freq=self.histogram_freq, **kwargs
             )
             self._stock_dir = self.log_dir
         self._stock.histogram_freq = self.histogram_freq

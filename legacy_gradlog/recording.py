@@ -88,7 +88,7 @@ class Recorder:
         """
         if self._settings.cadence.every is None:
             raise InvalidArgumentError(
-                "Outside of `fit` there are no epochs, so `freq` must be \"batch\" or "
+                'Outside of `fit` there are no epochs, so `freq` must be "batch" or '
                 'an integer >= 1. Received: "epoch".'
             )
         model, optimizer = None, target

@@ -108,9 +108,7 @@ class FunctionEngine(Engine):
         """
         cadence = self.request.cadence
         if cadence.every is not None:
-            return any(
-                gate.expects(made) for gate, made in zip(self._gates, updates)
-            )
+            return any(gate.expects(made) for gate, made in zip(self._gates, updates))
         # A scheduled call runs later, on any worker: all of them may be the last.
         whole = cadence.pool or self._scheduled
         # Where gradients are accumulated the last batches may make no update.

@@ -253,7 +253,7 @@ class Gate:
             raise UnsupportedError(
                 "With several calls of one optimizer in a training step, either every "
                 "update is logged or one step is made at a time. Received: every {}th "
-                "update, `steps_per_execution={}`. Log with \"batch\", or compile with "
+                'update, `steps_per_execution={}`. Log with "batch", or compile with '
                 "`steps_per_execution=1`.".format(self._every, self._steps)
             )
         return -(-self._steps // self._every)
