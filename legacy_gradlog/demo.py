@@ -9,7 +9,6 @@ import itertools
 import logging
 import os
 import shlex
-import sys
 import warnings
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from . import runtime, writers
 from .callbacks import GradientLogger, TensorBoard
 from .errors import GradlogError, LogDirectoryError, UnsupportedError
+from .terminal import can_print, say
 
 __all__ = ["EPOCHS", "FREQ", "LOG_DIR", "load_digits", "run", "sparkline"]
 
@@ -54,7 +54,7 @@ def run(log_dir, epochs, seed=None):
     if seed is not None:
         runtime.set_seed(keras, seed)
     model = _make_model(keras)
-    _say(str(runtime.detect(model)))
+    say(str(runtime.detect(model)))
 
     run_dir = _make_run_directory(log_dir)
     logger = GradientLogger(os.path.join(run_dir, "steps"), freq=FREQ)
@@ -76,9 +76,9 @@ def run(log_dir, epochs, seed=None):
     _, accuracy = model.evaluate(*validation, verbose=0)
 
     _report(logger.latest, progress.norms)
-    _say("validation accuracy: {:.1%}".format(accuracy))
-    _say("log directory: {}".format(run_dir))
-    _say("look at it with: tensorboard --logdir {}".format(shlex.quote(run_dir)))
+    say("validation accuracy: {:.1%}".format(accuracy))
+    say("log directory: {}".format(run_dir))
+    say("look at it with: tensorboard --logdir {}".format(shlex.quote(run_dir)))
 
 
 def _import_keras():
@@ -170,7 +170,7 @@ def _progress(keras, logger, epochs):
                 self.norms.setdefault(path, {})[record.step] = record.norm
 
         def on_epoch_end(self, epoch, logs=None):
-            _say(
+            say(
                 "epoch {:>{}}/{}  loss {:.4f}  validation loss {:.4f}".format(
                     epoch + 1, len(str(epochs)), epochs, logs["loss"], logs["val_loss"]
                 )
@@ -193,15 +193,15 @@ def _report(records, norms):
         raise GradlogError("No gradient was logged. A warning above tells the cause.")
     last = max(record.step for record in records.values())
     width = max(len(path) for path in records)
-    bars = BARS if _can_print(BARS) else ASCII_BARS
-    _say("gradients of update {}; norms of every {}th update".format(last, FREQ))
+    bars = BARS if can_print(BARS) else ASCII_BARS
+    say("gradients of update {}; norms of every {}th update".format(last, FREQ))
     row = "{:<{}}  {:>9}  {:>9}  {}"
     title = "norm over the run, from 0 to its largest"
-    _say(row.format("weight", width, "mean |g|", "norm", title))
+    say(row.format("weight", width, "mean |g|", "norm", title))
     for path, record in records.items():
         mean_abs, norm = "{:.3e}".format(record.mean_abs), "{:.3e}".format(record.norm)
         line = sparkline(list(norms[path].values()), bars)
-        _say(row.format(path, width, mean_abs, norm, line))
+        say(row.format(path, width, mean_abs, norm, line))
 
 
 def sparkline(values, bars, width=SPARKLINE_WIDTH):
@@ -216,21 +216,3 @@ def sparkline(values, bars, width=SPARKLINE_WIDTH):
     heights = np.array([part.mean() for part in parts])
     levels = np.ceil(heights / (heights.max() or 1) * len(bars)).astype(int)
     return "".join(bars[max(level, 1) - 1] for level in levels)
-
-
-def _can_print(text):
-    try:
-        text.encode(_encoding())
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _encoding():
-    return getattr(sys.stdout, "encoding", None) or "ascii"
-
-
-def _say(text):
-    """Prints a line at once, escaping what the terminal cannot show."""
-    encoding = _encoding()
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
