@@ -1,17 +1,29 @@
-"""The command line: ``python -m legacy_gradlog <command>``.
+"""The command line: ``legacy-gradlog``, or ``python -m legacy_gradlog``.
 
 Knows the commands, their options, and how an error is told: one line on stderr and exit
 code 2. What a command does is its own module's business.
 """
 
 import argparse
+import os
+import signal
 import sys
 
-from . import demo
+from . import demo, doctor, runner
+from .callbacks import TensorBoard
 from .errors import GradlogError
 
 PROGRAM = "python -m legacy_gradlog"
 FAILED = 2
+#: What shells say of a program that Ctrl-C has ended.
+INTERRUPTED = 130
+
+EXIT_CODES = """\
+exit codes, but for those that the --help of a command tells:
+  0    done
+  2    an error, told in one line on stderr
+  130  interrupted by Ctrl-C
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,12 +51,26 @@ def _integer(lowest, highest=None):
     return parse
 
 
+def _program():
+    """Returns what was typed to start this process."""
+    name = os.path.basename(sys.argv[0])
+    name = name[:-4] if name.lower().endswith(".exe") else name
+    return name if name.startswith("legacy-gradlog") else PROGRAM
+
+
 def _parser():
-    parser = _Parser(prog=PROGRAM, description="Per-weight gradients in TensorBoard.")
+    parser = _Parser(
+        prog=_program(),
+        description="Per-weight gradients in TensorBoard.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", metavar="command")
     # Python 3.6 has no argument for this.
     commands.required = True
     _add_demo(commands)
+    _add_doctor(commands)
+    _add_run(commands)
     return parser
 
 
@@ -89,6 +115,93 @@ def _add_demo(commands):
     )
 
 
+def _add_doctor(commands):
+    command = commands.add_parser(
+        "doctor",
+        help="tell what is installed, and whether gradients are right here",
+        description=(
+            "Tells which Python, TensorFlow, Keras, TensorBoard and NumPy there are, "
+            "which engine will log gradients and why, and what is known of these "
+            "versions. Then trains each Keras for ten steps of plain SGD, and compares "
+            "the logged gradients with (weights before - after) / learning rate."
+        ),
+        epilog=doctor.EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "--json", action="store_true", help="print one JSON object for scripts"
+    )
+    command.set_defaults(run=lambda options: doctor.run(options.json))
+
+
+def _add_run(commands):
+    command = commands.add_parser(
+        "run",
+        usage="%(prog)s [options] SCRIPT [ARGS...]\n       "
+        "%(prog)s [options] -m MODULE [ARGS...]",
+        help="run an unedited training script with gradients in its TensorBoard log",
+        description=(
+            "Runs a Python script as `python SCRIPT ARGS...` does. In this process "
+            "every Keras gives it the TensorBoard callback of this package, with "
+            "write_grads=True, in place of its own. Options come before SCRIPT; what "
+            "comes after it is the script's. Exit codes, tracebacks and Ctrl-C are the "
+            "script's own; the code is 2 if it cannot be started."
+        ),
+        # What begins like one of our options is the script's.
+        allow_abbrev=False,
+    )
+    command.add_argument(
+        "-m",
+        action="store_true",
+        dest="is_module",
+        help="SCRIPT is the name of a module, as for `python -m`",
+    )
+    group = command.add_argument_group(
+        "gradients", "As the arguments of legacy_gradlog.TensorBoard."
+    )
+    group.add_argument(
+        "--grads-freq",
+        type=lambda text: int(text) if text.lstrip("-").isdigit() else text,
+        metavar="FREQ",
+        help="epoch, batch (every update), or N for the updates 0, N, 2N, ...",
+    )
+    group.add_argument(
+        "--grads-layers",
+        action="append",
+        metavar="PATTERN",
+        help="a name or shell pattern of layers or weights; may be given several times",
+    )
+    group.add_argument(
+        "--grads-reduce",
+        metavar="HOW",
+        help="last: the last update of an epoch; pool: all of them in one histogram",
+    )
+    group.add_argument(
+        "--grads-clipped",
+        action="store_const",
+        const=True,
+        help="the gradient after the optimizer's clipping, not before it",
+    )
+    group.add_argument(
+        "--grads-scalars",
+        type=lambda text: [name for name in text.split(",") if name],
+        metavar="NAMES",
+        help="any of mean_abs,norm,max_abs; an empty text for none",
+    )
+    command.add_argument("script", nargs=argparse.PARSER, metavar="SCRIPT")
+    command.set_defaults(run=_run_script)
+
+
+def _run_script(options):
+    names = "freq layers reduce clipped scalars".split()
+    given = {"grads_" + name: getattr(options, "grads_" + name) for name in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    # A wrong one is told now, not by the script's traceback.
+    TensorBoard(write_grads=True, **given)
+    runner.replace_stock_callbacks(**given)
+    return runner.load(options.script[0], options.script[1:], options.is_module)
+
+
 def main(argv=None):
     """Runs one command.
 
@@ -96,15 +209,23 @@ def main(argv=None):
         argv: The arguments, None for those of the process.
 
     Returns:
-        The exit code: 0, or 2 after an error.
+        The exit code: what the command returns, 2 after an error, 130 after Ctrl-C.
     """
     options = _parser().parse_args(argv)
     try:
-        options.run(options)
+        result = options.run(options)
     except GradlogError as error:
-        sys.stderr.write("{} {}: error: {}\n".format(PROGRAM, options.command, error))
+        sys.stderr.write(
+            "{} {}: error: {}\n".format(_program(), options.command, error)
+        )
         return FAILED
-    return 0
+    except KeyboardInterrupt:
+        # Whoever presses it again while threads are waited for wants no traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        sys.stderr.write("\n{} {}: interrupted\n".format(_program(), options.command))
+        return INTERRUPTED
+    # What a script raises is nobody's error but its own.
+    return result() if callable(result) else result
 
 
 if __name__ == "__main__":

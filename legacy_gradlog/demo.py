@@ -44,6 +44,9 @@ def run(log_dir, epochs, seed=None):
         epochs: Passes over the training images, at least 1.
         seed: Seed of every random number, None for none.
 
+    Returns:
+        0, the exit code.
+
     Raises:
         GradlogError: The directory cannot be written, or gradients cannot be logged
             with what is installed.
@@ -79,6 +82,7 @@ def run(log_dir, epochs, seed=None):
     say("validation accuracy: {:.1%}".format(accuracy))
     say("log directory: {}".format(run_dir))
     say("look at it with: tensorboard --logdir {}".format(shlex.quote(run_dir)))
+    return 0
 
 
 def _import_keras():

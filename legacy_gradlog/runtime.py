@@ -7,6 +7,7 @@ every other module is told. Imports no framework until a model, or `detect`, ask
 import contextlib
 import functools
 import importlib
+import importlib.util
 import os
 import random
 import sys
@@ -18,6 +19,7 @@ from packaging.version import Version
 
 from .errors import UnsupportedError, warn
 from .patching import called_from, held_by
+from .support import LINES
 
 __all__ = ["Detection", "detect"]
 
@@ -1102,7 +1104,7 @@ def summary_value_class():
     return home.Summary.Value
 
 
-# What a script that trains, such as the demo, needs.
+# What commands need: the demo, which trains, and what runs or examines others.
 
 
 def set_seed(keras, seed):
@@ -1113,3 +1115,68 @@ def set_seed(keras, seed):
     random.seed(seed)
     np.random.seed(seed)
     compat_v1().set_random_seed(seed)
+
+
+def main_file(path):
+    """Returns what Python has as ``__file__`` of the script that it runs."""
+    return os.path.abspath(path) if sys.version_info >= (3, 9) else path
+
+
+def installed(name):
+    """Imports a package, whatever that raises.
+
+    Returns:
+        Its version, None where it cannot be used, and what is wrong, else None.
+    """
+    try:
+        package = importlib.import_module(name)
+        if not hasattr(package, "__version__"):
+            # The first releases of tensorboard, and a folder of that name.
+            return str(importlib.import_module(name + ".version").VERSION), None
+        return str(package.__version__), None
+    except Exception as error:
+        if isinstance(error, ImportError) and error.name == name:
+            return None, "not installed"
+        return None, "cannot be used: {}: {}".format(type(error).__name__, error)
+
+
+def find_keras(name):
+    """Imports ``"keras"``, ``"tf.keras"`` or ``"tf_keras"``, whatever that raises.
+
+    Returns:
+        The package, None where it cannot be used; its version; and what is wrong.
+    """
+    if name == "tf.keras":
+        version, problem = installed("tensorflow")
+        if problem:
+            return None, None, "there is no usable TensorFlow"
+    else:
+        version, problem = installed(name)
+        if problem:
+            return None, None, problem
+    try:
+        keras = tensorflow().keras if name == "tf.keras" else sys.modules[name]
+        # What is loaded when it is asked for fails now.
+        keras.models.Model, keras.layers.Dense
+        return keras, _version_text(keras), None
+    except Exception as error:
+        problem = "cannot be used: {}: {}".format(type(error).__name__, error)
+        return None, None, problem
+
+
+def nearest_line():
+    """Returns the tested line that is next to the TensorFlow that is here.
+
+    Returns:
+        Its name, the newest that is not newer, the oldest where all are, or None where
+        there is no TensorFlow; and whether it is of this very TensorFlow.
+    """
+    version, problem = installed("tensorflow")
+    if problem:
+        return None, False
+    horovod = importlib.util.find_spec("horovod") is not None
+    lines = [line for line in LINES if line.name.endswith("horovod") == horovod]
+    release = Version(version).release[:2]
+    older = [line for line in lines if Version(line.tensorflow).release <= release]
+    line = older[-1] if older else lines[0]
+    return line.name, Version(line.tensorflow).release == release
