@@ -21,6 +21,7 @@ setup(
     package_data={"legacy_gradlog": ["data/*"]},
     python_requires=">=3.6",
     install_requires=["numpy", "packaging"],
+    entry_points={"console_scripts": ["legacy-gradlog = legacy_gradlog.__main__:main"]},
     extras_require={"tf": ["tensorflow", "tensorboard"]},
     classifiers=[
         "Development Status :: 4 - Beta",

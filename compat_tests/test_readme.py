@@ -53,13 +53,29 @@ def test_code_blocks_run(tmp_path, block):
             assert gradient_tags_below(tmp_path) == tags
 
 
-def test_there_are_three_commands():
-    commands = re.findall(r"::\n\n    (.*)\n", README)
-    assert commands == [
+COMMANDS = re.findall(r"::\n\n    (.*)\n", README)
+
+
+def test_the_commands():
+    # What the second one does is looked at in `test_doctor`.
+    assert COMMANDS == [
         "python -m pip install '.[tf]' && python -m legacy_gradlog demo",
+        "python -m legacy_gradlog doctor",
+        "python -m legacy_gradlog run --grads-freq 100 train.py --epochs 3",
         "python -m compat_tests.benchmarks",
         "python -m pip install tox && tox",
     ]
+
+
+def test_the_command_for_a_script_runs_it(tmp_path):
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
+    [command] = [command for command in COMMANDS if " run " in command]
+    output = subprocess.check_output(
+        [sys.executable] + command.split()[1:],
+        cwd=str(tmp_path),
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert output.decode().strip() == "['train.py', '--epochs', '3']"
 
 
 def test_the_table_is_the_matrix():
