@@ -19,7 +19,7 @@ from . import frameworks
 
 TENSORFLOW = Version(tf.__version__)
 
-#: The lines of newer Pythons have `hypothesis`, the newest `build` and `twine`: tox.ini.
+#: Newer Pythons have `hypothesis`, the newest one `build` and `twine`: tox.ini.
 collect_ignore = ["test_properties.py"] if sys.version_info < (3, 8) else []
 collect_ignore += ["test_packaging.py"] if sys.version_info < (3, 13) else []
 
