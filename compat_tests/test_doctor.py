@@ -195,10 +195,19 @@ def test_the_table_of_the_readme_says_the_same():
     assert found == expected
 
 
-@pytest.mark.parametrize("command", ["doctor", "demo"])
-def test_ctrl_c_ends_a_command_cleanly(tmp_path, command):
+@pytest.mark.parametrize(
+    "command, waiting",
+    [
+        ("doctor", "time.sleep(60)"),
+        ("demo", "time.sleep(60)"),
+        # As TensorFlow does.
+        ("demo", "\ntry: time.sleep(60)\nexcept KeyboardInterrupt: raise TypeError"),
+    ],
+    ids=["doctor", "demo", "demo, taken for an error"],
+)
+def test_ctrl_c_ends_a_command_cleanly(tmp_path, command, waiting):
     reached = tmp_path / "reached"
-    source = "open({!r}, 'w').close(); import time; time.sleep(60)".format(str(reached))
+    source = "import time; open({!r}, 'w').close(); {}".format(str(reached), waiting)
     for name in ("tensorflow", "tensorboard"):
         (tmp_path / (name + ".py")).write_text(source)
     process = start(tmp_path, command)

@@ -5,6 +5,7 @@ code 2. What a command does is its own module's business.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -202,6 +203,29 @@ def _run_script(options):
     return runner.load(options.script[0], options.script[1:], options.is_module)
 
 
+@contextlib.contextmanager
+def _noted_interrupts():
+    """Yields a list that is no longer empty when Ctrl-C has been pressed.
+
+    TensorFlow takes an interrupt for an error of what it was just converting.
+    """
+    seen = []
+
+    def note(number, frame):
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        # Ignored, as in the background, or somebody else's.
+        yield seen
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main(argv=None):
     """Runs one command.
 
@@ -212,14 +236,20 @@ def main(argv=None):
         The exit code: what the command returns, 2 after an error, 130 after Ctrl-C.
     """
     options = _parser().parse_args(argv)
+    interrupted = False
     try:
-        result = options.run(options)
+        with _noted_interrupts() as interrupts:
+            result = options.run(options)
     except GradlogError as error:
         sys.stderr.write(
             "{} {}: error: {}\n".format(_program(), options.command, error)
         )
         return FAILED
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt) as error:
+        interrupted = interrupts or isinstance(error, KeyboardInterrupt)
+        if not interrupted:
+            raise
+    if interrupted:
         # Whoever presses it again while threads are waited for wants no traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         sys.stderr.write("\n{} {}: interrupted\n".format(_program(), options.command))
