@@ -21,7 +21,10 @@ setup(
     package_data={"legacy_gradlog": ["data/*"]},
     python_requires=">=3.6",
     install_requires=["numpy", "packaging"],
-    extras_require={"tf": ["tensorflow", "tensorboard"]},
+    extras_require={
+        "tf": ["tensorflow", "tensorboard"],
+        "plot": ["matplotlib>=3.3"],
+    },
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",

@@ -9,16 +9,15 @@ import itertools
 import logging
 import os
 import shlex
-import sys
-import warnings
 
 import numpy as np
 
-from . import runtime, writers
+from . import runtime, terminal, writers
 from .callbacks import GradientLogger, TensorBoard
 from .errors import GradlogError, LogDirectoryError, UnsupportedError
+from .terminal import say
 
-__all__ = ["EPOCHS", "FREQ", "LOG_DIR", "load_digits", "run", "sparkline"]
+__all__ = ["EPOCHS", "FREQ", "LOG_DIR", "load_digits", "run"]
 
 EPOCHS = 10
 LOG_DIR = os.path.join(os.curdir, "logs", "gradlog-demo")
@@ -29,11 +28,6 @@ BATCH_SIZE = 32
 #: The last ones, unshuffled: neighbours may be of one writer, whom validation should
 #: not know.
 VALIDATION_IMAGES = 360
-
-BARS = "▁▂▃▄▅▆▇█"
-#: For a terminal that cannot show them.
-ASCII_BARS = "_.:-=+*#"
-SPARKLINE_WIDTH = 45
 
 
 def run(log_dir, epochs, seed=None):
@@ -54,7 +48,7 @@ def run(log_dir, epochs, seed=None):
     if seed is not None:
         runtime.set_seed(keras, seed)
     model = _make_model(keras)
-    _say(str(runtime.detect(model)))
+    say(str(runtime.detect(model)))
 
     run_dir = _make_run_directory(log_dir)
     logger = GradientLogger(os.path.join(run_dir, "steps"), freq=FREQ)
@@ -76,18 +70,14 @@ def run(log_dir, epochs, seed=None):
     _, accuracy = model.evaluate(*validation, verbose=0)
 
     _report(logger.latest, progress.norms)
-    _say("validation accuracy: {:.1%}".format(accuracy))
-    _say("log directory: {}".format(run_dir))
-    _say("look at it with: tensorboard --logdir {}".format(shlex.quote(run_dir)))
+    say("validation accuracy: {:.1%}".format(accuracy))
+    say("log directory: {}".format(run_dir))
+    say("look at it with: tensorboard --logdir {}".format(shlex.quote(run_dir)))
 
 
 def _import_keras():
     """Returns the Keras of this environment, without the chatter of its start."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # The first TensorFlow releases use NumPy in ways that later ones warn about, and
-    # 1.4 was compiled for another Python.
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", "compiletime version", RuntimeWarning)
+    terminal.quieten_frameworks()
     try:
         # TensorFlow brings it up to 2.20; without it the stock callback ends the run.
         importlib.import_module("tensorboard")
@@ -170,7 +160,7 @@ def _progress(keras, logger, epochs):
                 self.norms.setdefault(path, {})[record.step] = record.norm
 
         def on_epoch_end(self, epoch, logs=None):
-            _say(
+            say(
                 "epoch {:>{}}/{}  loss {:.4f}  validation loss {:.4f}".format(
                     epoch + 1, len(str(epochs)), epochs, logs["loss"], logs["val_loss"]
                 )
@@ -193,44 +183,12 @@ def _report(records, norms):
         raise GradlogError("No gradient was logged. A warning above tells the cause.")
     last = max(record.step for record in records.values())
     width = max(len(path) for path in records)
-    bars = BARS if _can_print(BARS) else ASCII_BARS
-    _say("gradients of update {}; norms of every {}th update".format(last, FREQ))
+    bars = terminal.bars()
+    say("gradients of update {}; norms of every {}th update".format(last, FREQ))
     row = "{:<{}}  {:>9}  {:>9}  {}"
     title = "norm over the run, from 0 to its largest"
-    _say(row.format("weight", width, "mean |g|", "norm", title))
+    say(row.format("weight", width, "mean |g|", "norm", title))
     for path, record in records.items():
         mean_abs, norm = "{:.3e}".format(record.mean_abs), "{:.3e}".format(record.norm)
-        line = sparkline(list(norms[path].values()), bars)
-        _say(row.format(path, width, mean_abs, norm, line))
-
-
-def sparkline(values, bars, width=SPARKLINE_WIDTH):
-    """Returns a line of bars, from 0 to the largest of ``values``.
-
-    Args:
-        values: Non-negative numbers. More than ``width`` of them are averaged in runs.
-        bars: The characters to use, lowest first.
-        width: Largest length of the line.
-    """
-    parts = np.array_split(np.asarray(values), min(width, len(values)))
-    heights = np.array([part.mean() for part in parts])
-    levels = np.ceil(heights / (heights.max() or 1) * len(bars)).astype(int)
-    return "".join(bars[max(level, 1) - 1] for level in levels)
-
-
-def _can_print(text):
-    try:
-        text.encode(_encoding())
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _encoding():
-    return getattr(sys.stdout, "encoding", None) or "ascii"
-
-
-def _say(text):
-    """Prints a line at once, escaping what the terminal cannot show."""
-    encoding = _encoding()
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        line = terminal.sparkline(list(norms[path].values()), bars)
+        say(row.format(path, width, mean_abs, norm, line))
