@@ -10,7 +10,8 @@ histogram of each:
   ``batch_size``, all of them at the step that is the epoch;
 * ``tf.keras`` 1.10 to 1.12: batches of ``fit``; the step is the epoch plus a part of
   it, which runs into later epochs where the callback's ``batch_size`` is another;
-* ``tf.keras`` 1.13 to 1.15: batches of ``fit``; the step counts them.
+* ``tf.keras`` 1.13 to 1.15: batches of ``fit``, shuffled anew in every epoch; the step
+  counts them.
 """
 
 import json
@@ -78,13 +79,11 @@ class Slices(NamedTuple):
         tags: The tags that it wrote.
         number: Records per epoch.
         sizes: Samples of each slice, None where the log does not tell.
-        one_step: Whether all records of an epoch are at one step.
     """
 
     tags: Tuple[str, ...]
     number: int
     sizes: Optional[List[int]]
-    one_step: bool
 
 
 class Spikes(NamedTuple):
@@ -211,14 +210,24 @@ def find_slices(logged):
     if not tags:
         return None
     gradient = logged.histograms[tags[0]]
-    number, one_step = _records_per_epoch(gradient, logged)
-    return Slices(tuple(tags), number, _slice_sizes(outputs, logged, number), one_step)
+    number = _records_per_epoch(gradient, logged)
+    return Slices(tuple(tags), number, _slice_sizes(outputs, number))
 
 
 def _outputs(logged):
-    """Returns ``(name of the layer, series)`` of the histograms of layers' outputs."""
-    matches = [(re.match(r"(.+)_out(_\d+)*$", tag), tag) for tag in logged.histograms]
-    return [(match.group(1), logged.histograms[tag]) for match, tag in matches if match]
+    """Returns ``(output, bias)`` of each layer: series, or None without a bias.
+
+    A layer's weights are written right before its output. Their names may differ:
+    `tf.keras` of TensorFlow 1.4 calls the output of ``dense`` ``dense_1_out``.
+    """
+    found, bias = [], None
+    for tag, histograms in logged.histograms.items():
+        if re.search(r"/bias_0(_\d+)?$", tag):
+            bias = histograms
+        elif re.search(r"._out(_\d+)*$", tag):
+            found.append((histograms, bias))
+            bias = None
+    return found
 
 
 def _is_stock(tag, gradient, logged, outputs):
@@ -228,7 +237,7 @@ def _is_stock(tag, gradient, logged, outputs):
         weight is not None
         and not (gradient["own"] == 1).any()
         and _are_of_the_same_events(gradient, weight)
-        and any(_are_of_the_same_events(gradient, output) for _, output in outputs)
+        and any(_are_of_the_same_events(gradient, output) for output, _ in outputs)
     )
 
 
@@ -239,31 +248,31 @@ def _are_of_the_same_events(first, second):
 
 
 def _records_per_epoch(gradient, logged):
-    """Returns how many records an epoch has, and whether they are all at one step."""
+    """Returns how many records an epoch has."""
     _, at_a_step = np.unique(gradient["step"], return_counts=True)
     if (at_a_step > 1).all():
-        return _most_common(at_a_step), True
+        return _most_common(at_a_step)
     for tag in ("val_loss", "epoch_val_loss", "loss", "epoch_loss"):
         if tag in logged.scalars:
             epochs = np.searchsorted(logged.scalars[tag]["order"], gradient["order"])
+            # Counted between the values that are written once an epoch.
             _, in_an_epoch = np.unique(epochs, return_counts=True)
-            return _most_common(in_an_epoch), False
-    return _most_common(at_a_step), True
+            return _most_common(in_an_epoch)
+    return _most_common(at_a_step)
 
 
 def _most_common(numbers):
     return int(np.bincount(numbers).argmax())
 
 
-def _slice_sizes(outputs, logged, number):
+def _slice_sizes(outputs, number):
     """Returns the samples of each slice of an epoch, None where they are not told.
 
     A layer of n units has n biases, and n outputs a sample, or more where it has them
     at several places: the fewest are right.
     """
     found = []
-    for layer, output in outputs:
-        bias = logged.histograms.get(layer + "/bias_0")
+    for output, bias in outputs:
         if bias is not None and bias["count"][0] > 0:
             sizes = output["count"][:number] / bias["count"][0]
             if (sizes == np.round(sizes)).all():
@@ -277,7 +286,7 @@ def _arithmetic(slices):
     if slices.sizes is None:
         return (
             "{0} records an epoch = ceil(validation samples / batch_size), so there "
-            "were more than {1} and at most {0} batch_sizes of samples".format(
+            "were more than {1} and at most {0} times batch_size samples".format(
                 number, number - 1
             )
         )
@@ -387,8 +396,9 @@ def _known_period(gradient, is_stock, slices):
     """Returns the only period that spikes can have, None where any can."""
     if is_stock:
         return slices.number
-    _, at_a_step = np.unique(gradient["step"], return_counts=True)
-    same = at_a_step.min() == at_a_step.max() > 1
+    step = gradient["step"]
+    _, at_a_step = np.unique(step, return_counts=True)
+    same = at_a_step.min() == at_a_step.max() > 1 and (np.diff(step) >= 0).all()
     return int(at_a_step[0]) if same else None
 
 
