@@ -132,7 +132,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    """Logs of the stock callbacks: ``keras``, ``tensor.keras``, ``other batch_size``."""
+    """Logs of the stock callbacks of both Kerases."""
     folder = tmp_path_factory.mktemp("stock")
     run_script(STOCK_RUNS, folder)
     return folder

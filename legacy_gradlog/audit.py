@@ -473,12 +473,15 @@ def find_spikes(sizes, period=None):
     if len(spikes) < LEAST_REPEATS:
         return None
     gaps, numbers = np.unique(np.diff(spikes), return_counts=True)
-    for period in gaps[np.argsort(-numbers, kind="stable")][:MOST_PERIODS].tolist():
+    for period in gaps[np.argsort(-numbers, kind="mergesort")][:MOST_PERIODS].tolist():
         first = int(np.bincount(spikes % period).argmax())
         places = np.arange(first, len(logs), period)
-        hits = np.intersect1d(places, spikes)
-        height = float(np.exp(np.median(above[places])))
-        if _is_a_period(len(logs), len(places), len(spikes), len(hits), period, height):
+        usual = np.median(above[places])
+        height = float(np.exp(usual))
+        # Noise may grow with time; what is much lower than these is no rival of them.
+        tall = spikes[above[spikes] > usual / 2]
+        hits = np.intersect1d(places, tall)
+        if _is_a_period(len(logs), len(places), len(tall), len(hits), period, height):
             return Spikes(period, int(hits[0]), len(hits), height)
     return None
 

@@ -282,7 +282,7 @@ def _draw(chosen, canvas, path):
     picture.suptitle(
         "gradient values: least to largest, 5 to 95 %, 25 to 75 %, median", fontsize=9
     )
-    picture.tight_layout(rect=(0, 0, 1, 1 - 0.35 / size[1]))
+    picture.tight_layout(rect=(0, 0, 1, 1 - 0.25 / size[1]))
     try:
         picture.savefig(path, dpi=110, format="png")
     except OSError as error:
@@ -319,4 +319,6 @@ def _scale(axes, percents):
     middle = np.concatenate([percents[25], percents[75]])
     middle = np.abs(middle[np.isfinite(middle) & (middle != 0)])
     if len(middle):
-        axes.set_yscale("symlog", linthresh=float(np.median(middle)))
+        # A power of ten, so that no tick lies close to another.
+        linear = 10.0 ** np.ceil(np.log10(np.median(middle)))
+        axes.set_yscale("symlog", linthresh=linear)
