@@ -373,11 +373,13 @@ def _periodic_spikes(logged, slices):
         )
         if spikes is not None:
             own = series.is_own(gradient)
-            key = spikes.period, spikes.first, is_stock, own
+            key = spikes.period, spikes.first % spikes.period, is_stock, own
             groups.setdefault(key, []).append((tag, spikes, gradient["step"]))
-    for (period, first, is_stock, own), found in groups.items():
+    for (period, _, is_stock, own), found in groups.items():
         heights = sorted(spikes.height for _, spikes, _ in found)
-        _, spikes, steps = found[0]
+        # The tag in which they begin first; in others some may be too low.
+        _, spikes, steps = min(found, key=lambda one: one[1].first)
+        first = spikes.first
         text = "Every {} record is a spike, {} from record {} (step {:.0f}) on: "
         text = text.format(
             _ordinal(period), _count(spikes.number, "time"), first, steps[first]
