@@ -22,7 +22,10 @@ setup(
     python_requires=">=3.6",
     install_requires=["numpy", "packaging"],
     entry_points={"console_scripts": ["legacy-gradlog = legacy_gradlog.__main__:main"]},
-    extras_require={"tf": ["tensorflow", "tensorboard"]},
+    extras_require={
+        "tf": ["tensorflow", "tensorboard"],
+        "plot": ["matplotlib>=3.3"],
+    },
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",

@@ -15,7 +15,7 @@ import tensorflow as tf
 from packaging.version import Version
 
 import legacy_gradlog
-from legacy_gradlog import demo
+from legacy_gradlog import demo, terminal
 from legacy_gradlog.errors import GradlogError, LogDirectoryError
 
 WEIGHTS = {
@@ -292,7 +292,7 @@ def test_no_record_is_an_error():
     ],
 )
 def test_sparkline(values, width, line):
-    assert demo.sparkline(values, "abcd", width) == line
+    assert terminal.sparkline(values, "abcd", width) == line
 
 
 def test_digits_are_the_published_ones():

@@ -74,6 +74,12 @@ def test_the_reader_of_event_files_knows_no_training():
     assert ours == {"runtime"}
 
 
+@pytest.mark.parametrize("name", ["audit", "show"])
+def test_what_looks_at_logs_knows_no_training(name):
+    ours = imports(PACKAGE / (name + ".py")) & {path.stem for path in MODULES}
+    assert ours <= {"errors", "events", "series", "terminal"}
+
+
 def test_importing_imports_no_framework():
     code = (
         "import sys, legacy_gradlog; from legacy_gradlog import TensorBoard; "

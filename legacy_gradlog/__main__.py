@@ -7,10 +7,11 @@ code 2. What a command does is its own module's business.
 import argparse
 import contextlib
 import os
+import re
 import signal
 import sys
 
-from . import demo, doctor, runner
+from . import audit, demo, doctor, runner, show
 from .callbacks import TensorBoard
 from .errors import GradlogError
 
@@ -72,6 +73,8 @@ def _parser():
     _add_demo(commands)
     _add_doctor(commands)
     _add_run(commands)
+    _add_audit(commands)
+    _add_show(commands)
     return parser
 
 
@@ -201,6 +204,91 @@ def _run_script(options):
     TensorBoard(write_grads=True, **given)
     runner.replace_stock_callbacks(**given)
     return runner.load(options.script[0], options.script[1:], options.is_module)
+
+
+def _add_audit(commands):
+    command = commands.add_parser(
+        "audit",
+        help="tell whether gradient histograms are to be trusted",
+        description=(
+            "Reads the event files below a directory, whoever wrote them, and tells of "
+            "each run what makes its histograms of gradients wrong or misleading: "
+            "several records at a step, periodic spikes, steps that go back, values "
+            "that are not finite, and slices of validation data that stock Keras "
+            "logged as gradients."
+        ),
+        epilog=(
+            "Exit code: 0 all runs are clean, 1 there are findings, 2 nothing could be "
+            "read. A note explains what is real, and is no finding."
+        ),
+    )
+    _add_log_dir(command)
+    command.set_defaults(run=lambda options: audit.run(options.logdir, options.json))
+
+
+def _add_show(commands):
+    command = commands.add_parser(
+        "show",
+        help="show the gradients in a log directory, a row for each weight",
+        description=(
+            "Prints a row for each weight: the last, median and largest norm of its "
+            "gradient, the share of exact zeros, how many values were NaN or infinite, "
+            "and a line of the norm over the steps. What a file does not tell is shown "
+            "as -."
+        ),
+        epilog="Exit code: 0, or 2 where nothing could be read or drawn.",
+    )
+    _add_log_dir(command)
+    command.add_argument(
+        "--run",
+        dest="pattern",
+        metavar="PATTERN",
+        help="runs to show, such as 'train' or '*/steps'",
+    )
+    command.add_argument(
+        "--tag",
+        metavar="PATTERN",
+        help="tags or weights to show, such as 'dense_1/*' (default: all gradients)",
+    )
+    command.add_argument(
+        "--steps",
+        type=_steps,
+        default=(None, None),
+        metavar="A:B",
+        help="first and last step to show; either may be left out",
+    )
+    command.add_argument(
+        "--png",
+        metavar="FILE",
+        help="draw percentiles over the steps; needs legacy_gradlog[plot]",
+    )
+    command.set_defaults(
+        run=lambda options: show.run(
+            options.logdir,
+            run=options.pattern,
+            tag=options.tag,
+            steps=options.steps,
+            as_json=options.json,
+            png=options.png,
+        )
+    )
+
+
+def _add_log_dir(command):
+    command.add_argument("logdir", metavar="LOGDIR", help="where the logs are")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _steps(text):
+    """Returns the first and last step of ``A:B``, None where one is left out."""
+    match = re.match(r"(-?\d+)?:(-?\d+)?$", text)
+    steps = [part and int(part) for part in match.groups()] if match else [1, 0]
+    if None not in steps and steps[0] > steps[1]:
+        raise argparse.ArgumentTypeError(
+            "must be two steps, the first not above the last: 100:200, 100: or :200. "
+            "Received: {}.".format(text)
+        )
+    return tuple(steps)
 
 
 @contextlib.contextmanager

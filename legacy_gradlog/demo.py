@@ -9,16 +9,15 @@ import itertools
 import logging
 import os
 import shlex
-import warnings
 
 import numpy as np
 
-from . import runtime, writers
+from . import runtime, terminal, writers
 from .callbacks import GradientLogger, TensorBoard
 from .errors import GradlogError, LogDirectoryError, UnsupportedError
-from .terminal import can_print, say
+from .terminal import say
 
-__all__ = ["EPOCHS", "FREQ", "LOG_DIR", "load_digits", "run", "sparkline"]
+__all__ = ["EPOCHS", "FREQ", "LOG_DIR", "load_digits", "run"]
 
 EPOCHS = 10
 LOG_DIR = os.path.join(os.curdir, "logs", "gradlog-demo")
@@ -29,11 +28,6 @@ BATCH_SIZE = 32
 #: The last ones, unshuffled: neighbours may be of one writer, whom validation should
 #: not know.
 VALIDATION_IMAGES = 360
-
-BARS = "▁▂▃▄▅▆▇█"
-#: For a terminal that cannot show them.
-ASCII_BARS = "_.:-=+*#"
-SPARKLINE_WIDTH = 45
 
 
 def run(log_dir, epochs, seed=None):
@@ -87,11 +81,7 @@ def run(log_dir, epochs, seed=None):
 
 def _import_keras():
     """Returns the Keras of this environment, without the chatter of its start."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # The first TensorFlow releases use NumPy in ways that later ones warn about, and
-    # 1.4 was compiled for another Python.
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", "compiletime version", RuntimeWarning)
+    terminal.quieten_frameworks()
     try:
         # TensorFlow brings it up to 2.20; without it the stock callback ends the run.
         importlib.import_module("tensorboard")
@@ -197,26 +187,12 @@ def _report(records, norms):
         raise GradlogError("No gradient was logged. A warning above tells the cause.")
     last = max(record.step for record in records.values())
     width = max(len(path) for path in records)
-    bars = BARS if can_print(BARS) else ASCII_BARS
+    bars = terminal.bars()
     say("gradients of update {}; norms of every {}th update".format(last, FREQ))
     row = "{:<{}}  {:>9}  {:>9}  {}"
     title = "norm over the run, from 0 to its largest"
     say(row.format("weight", width, "mean |g|", "norm", title))
     for path, record in records.items():
         mean_abs, norm = "{:.3e}".format(record.mean_abs), "{:.3e}".format(record.norm)
-        line = sparkline(list(norms[path].values()), bars)
+        line = terminal.sparkline(list(norms[path].values()), bars)
         say(row.format(path, width, mean_abs, norm, line))
-
-
-def sparkline(values, bars, width=SPARKLINE_WIDTH):
-    """Returns a line of bars, from 0 to the largest of ``values``.
-
-    Args:
-        values: Non-negative numbers. More than ``width`` of them are averaged in runs.
-        bars: The characters to use, lowest first.
-        width: Largest length of the line.
-    """
-    parts = np.array_split(np.asarray(values), min(width, len(values)))
-    heights = np.array([part.mean() for part in parts])
-    levels = np.ceil(heights / (heights.max() or 1) * len(bars)).astype(int)
-    return "".join(bars[max(level, 1) - 1] for level in levels)
