@@ -33,7 +33,7 @@ def usages(fw, tmp_path):
 def test_many_steps(usages, make):
     found = usages["train_long", "make_" + make]
     assert found["records"] == STEPS // 10
-    assert growth(found) == dict.fromkeys(growth(found), 0)
+    assert max(growth(found).values()) <= 0, found
 
 
 @pytest.mark.parametrize("make", ["logger", "board"])
