@@ -117,8 +117,8 @@ class OptimizerHook:
         if not all(map(runtime.is_of_keras, runtime.scaled_update_methods(optimizer))):
             raise UnsupportedError(
                 "With loss scaling, what applies the gradients of an optimizer must be "
-                "that of Keras. Received: {!r} of {!r}, one of which overrides it or is "
-                "wrapped. Leave both as they are, or train without loss "
+                "that of Keras. Received: {!r} of {!r}, one of which overrides it or "
+                "is wrapped. Leave both as they are, or train without loss "
                 "scaling.".format(type(optimizer).__name__, type(inner).__name__)
             )
         # Two replicas of a mirrored step are traced in two threads.
