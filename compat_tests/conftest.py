@@ -4,6 +4,7 @@
 2 can do once in a process only.
 """
 
+import gc
 import importlib
 import random
 import sys
@@ -107,3 +108,8 @@ def fresh(request):
     for name in ("fw", "framework"):
         if name in parameters:
             parameters[name].clear()
+    gc.collect()
+    if hasattr(gc, "freeze"):
+        # What TensorFlow never lets go of grows to gigabytes with the tests. Now no
+        # collection looks through it again.
+        gc.freeze()

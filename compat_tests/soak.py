@@ -19,10 +19,13 @@ from .oracle import read_events
 
 def usage(fw):
     """Returns what this process holds, and its resident memory in bytes."""
+    # A second round takes what the finalizers of the first let go.
+    gc.collect()
     gc.collect()
     graphs = [o for o in gc.get_objects() if issubclass(type(o), fw.v1.Graph)]
-    # TensorFlow empties those of functions that are gone.
-    graphs = [graph for graph in graphs if getattr(graph, "__dict__", None)]
+    # TensorFlow empties those of functions that are gone. Since 2.13 they have no
+    # dictionary to empty.
+    graphs = [graph for graph in graphs if getattr(graph, "__dict__", True)]
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
     return {

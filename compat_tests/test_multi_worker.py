@@ -63,10 +63,10 @@ def fit(model, *callbacks):
     kwargs = dict(epochs=2, steps_per_epoch=3, verbose=0)
     return model.fit(batches(), callbacks=list(callbacks), **kwargs)
 
-def leave():
-    # The other one may still wait for this one's part of the last step.
-    open("left-%d" % worker, "w").close()
-    while not all(os.path.exists("left-%d" % number) for number in (0, 1)):
+def meet(where):
+    # One that ends while the other still waits for a part of a step ends both.
+    open("%s-%d" % (where, worker), "w").close()
+    while not all(os.path.exists("%s-%d" % (where, number)) for number in (0, 1)):
         time.sleep(0.1)
 
 def loggers(log_dir):
@@ -135,7 +135,7 @@ def weights_after(*callbacks):
 result["plain"] = [weights_after(), weights_after()]
 result["logged"] = weights_after(*loggers("same"))
 print("RESULT", json.dumps(result))
-leave()
+meet("end")
 """
 
 ALONE = """
@@ -145,7 +145,7 @@ fit(model)
 print("TRAINED", flush=True)
 fit(model, *([GradientLogger("late", freq="batch")] if worker == 0 else []))
 print("LATE", flush=True)
-leave()
+meet("end")
 """
 
 KERAS_3 = """

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from legacy_gradlog import GradientLogger, UnsupportedError
 
-from .frameworks import small_data
+from .frameworks import run_replicas, small_data
 from .oracle import assert_fit, assert_step_level, expected_keys, keys, read_events
 
 TENSORFLOW = Version(tf.__version__)
@@ -95,6 +95,28 @@ def test_the_optimizer_is_wrapped_before(fw, tmp_path):
         assert_step_level(events, weights, trained.paths, steps, first=5 * number)
         assert tool.in_place
     assert tool.calls
+
+
+@pytest.mark.skipif(
+    not Version("2.2") <= TENSORFLOW < Version("2.4") or not tf.executing_eagerly(),
+    reason="elsewhere the gradients are summed below `apply_gradients`",
+)
+def test_the_optimizer_of_two_replicas_is_wrapped(fw, tmp_path):
+    """What a wrapper does to each replica's part is not known; refused."""
+    script = """
+with strategy.scope():
+    trained = fw.linear_model()
+optimizer = trained.model.optimizer
+original = optimizer.apply_gradients
+optimizer.apply_gradients = lambda *args, **kwargs: original(*args, **kwargs)
+try:
+    logger = GradientLogger(sys.argv[1] + "/logs")
+    fw.fit(trained.model, *frameworks.small_data(), callbacks=[logger])
+except errors.UnsupportedError as error:
+    print(str(error).split(" must")[0], optimizer.iterations.numpy())
+"""
+    output = run_replicas(script, fw, tmp_path)
+    assert output == "`apply_gradients` of an optimizer 0\n"
 
 
 @pytest.mark.parametrize("ours_first", [True, False], ids=["above", "below"])

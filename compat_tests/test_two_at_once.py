@@ -41,10 +41,11 @@ def train(number, log_dir, barrier):
             trained = fw.linear_model()
             fw.fit(trained.model, x, y)
         callbacks = [
+            # First, since TensorBoard waits for a second of its own on TF 1.
+            GradientLogger(log_dir + "/logger", freq="batch"),
             TensorBoard(
                 log_dir + "/board", write_grads=True, grads_freq="batch", **no_profile
             ),
-            GradientLogger(log_dir + "/logger", freq="batch"),
             fw.recorder(trained),
         ]
         barrier.wait(60)

@@ -1,10 +1,8 @@
 """A worker dies in the middle of a step that two make together.
 
-The other one waits for it as long as TensorFlow does, which no test does: it is killed
-where it waits, and what it has logged before must be there.
+The other one fails, or waits for it as long as TensorFlow does, which no test does: it
+is killed where it waits. What it has logged before must be there.
 """
-
-import signal
 
 import pytest
 import tensorflow as tf
@@ -21,7 +19,7 @@ if Version(tf.__version__) < Version("2.2"):
     )
 
 DEATH = """
-import os, signal, threading
+import signal, threading
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -33,7 +31,10 @@ class Death(fw.keras.callbacks.Callback):
         Death.batches += 1
         if Death.batches == 5:
             print("FIVE", flush=True)
+            meet("five")
             if worker == 1:
+                # The other one is in the next step by then.
+                time.sleep(1)
                 die()
             # By then it has long begun to wait for the other one.
             threading.Timer(4, die).start()
@@ -49,7 +50,7 @@ def test_what_was_logged_survives(fw, tmp_path):
         pytest.skip("refused, or not logged at all")
     children = run_workers(WORKER + DEATH, tmp_path, fw.name)
     for status, text in children:
-        assert "FIVE" in text and status == -signal.SIGKILL, text
+        assert "FIVE" in text and status != 0, text
     for name in ("board", "logger"):
         events = read_events(fw, tmp_path / name)
         steps = [e.step for e in events if e.tag == "d/kernel_0_grad"]

@@ -114,17 +114,13 @@ class OptimizerHook:
                 "is overridden or wrapped. Leave it as it is, or upgrade "
                 "TensorFlow.".format(type(optimizer).__name__)
             )
-        for method in runtime.scaled_update_methods(optimizer):
-            if not runtime.is_of_keras(method):
-                raise UnsupportedError(
-                    "With loss scaling, `{}` of an optimizer must be that of Keras for "
-                    "its gradients to be logged. Received: {!r}, where it is "
-                    "overridden or wrapped. Leave it as it is, or train without loss "
-                    "scaling.".format(
-                        method.__name__,
-                        type(runtime.inner_optimizer(optimizer)).__name__,
-                    )
-                )
+        if not all(map(runtime.is_of_keras, runtime.scaled_update_methods(optimizer))):
+            raise UnsupportedError(
+                "With loss scaling, what applies the gradients of an optimizer must be "
+                "that of Keras. Received: {!r} of {!r}, one of which overrides it or "
+                "is wrapped. Leave both as they are, or train without loss "
+                "scaling.".format(type(optimizer).__name__, type(inner).__name__)
+            )
         # Two replicas of a mirrored step are traced in two threads.
         self._clipping = threading.local()
         wraps = {
