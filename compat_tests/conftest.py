@@ -106,8 +106,8 @@ def fresh(request):
     for name in ("fw", "framework"):
         if name in parameters:
             parameters[name].clear()
-    gc.collect()
     if hasattr(gc, "freeze"):
         # What TensorFlow never lets go of grows to gigabytes with the tests. Now no
         # collection looks through it again.
+        gc.collect()
         gc.freeze()
