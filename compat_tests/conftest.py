@@ -6,6 +6,7 @@
 
 import gc
 import importlib
+import importlib.util
 import random
 import sys
 
@@ -35,6 +36,12 @@ def pytest_configure(config):
         # Two runs of one model agree in one thread only; sessions see to it themselves.
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
+    if importlib.util.find_spec("tf_keras"):
+        # Of no other Keras AutoGraph reads all there is, which doubles the time of the
+        # tests. Those in processes of their own leave it as it is for users.
+        autograph = importlib.import_module("tensorflow.python.autograph.core.config")
+        rule = autograph.DoNotConvert("tf_keras")
+        autograph.CONVERSION_RULES = (rule,) + autograph.CONVERSION_RULES
     if config.getoption("--eager-off"):
         tf.compat.v1.disable_eager_execution()
         # Long ones, of files and processes, which know no mode or try both.
@@ -108,8 +115,8 @@ def fresh(request):
     for name in ("fw", "framework"):
         if name in parameters:
             parameters[name].clear()
-    gc.collect()
     if hasattr(gc, "freeze"):
         # What TensorFlow never lets go of grows to gigabytes with the tests. Now no
         # collection looks through it again.
+        gc.collect()
         gc.freeze()

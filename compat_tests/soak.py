@@ -95,7 +95,8 @@ def main():
                 events = read_events(fw, log_dir)
             result = dict(train=train.__name__, make=make.__name__, number=number)
             result.update(before=before, after=after)
-            result["records"] = sum(e.tag == "d/kernel_0_grad" for e in events)
+            steps = [e.step for e in events if e.tag == "d/kernel_0_grad"]
+            result["steps"] = sorted(steps)
             print("USAGE", json.dumps(result), flush=True)
 
 

@@ -69,6 +69,13 @@ def meet(where):
     while not all(os.path.exists("%s-%d" % (where, number)) for number in (0, 1)):
         time.sleep(0.1)
 
+def leave():
+    # TensorFlow watches the other worker from a thread, and the process aborts where that
+    # one is in a call while the interpreter ends.
+    meet("end")
+    sys.stdout.flush()
+    os._exit(0)
+
 def loggers(log_dir):
     return [
         GradientLogger(log_dir + "/steps", freq=2),
@@ -135,7 +142,7 @@ def weights_after(*callbacks):
 result["plain"] = [weights_after(), weights_after()]
 result["logged"] = weights_after(*loggers("same"))
 print("RESULT", json.dumps(result))
-meet("end")
+leave()
 """
 
 ALONE = """
@@ -145,7 +152,7 @@ fit(model)
 print("TRAINED", flush=True)
 fit(model, *([GradientLogger("late", freq="batch")] if worker == 0 else []))
 print("LATE", flush=True)
-meet("end")
+leave()
 """
 
 KERAS_3 = """
@@ -302,7 +309,7 @@ def test_one_worker_that_is_refused_leaves_none_waiting(fw, tmp_path):
         pytest.skip("refused, or not logged at all")
     children = run_workers(WORKER + ALONE, tmp_path, fw.name)
     for status, text in children:
-        assert "TRAINED" in text and status > 0
+        assert "TRAINED" in text and status != 0, text
     assert "UnsupportedError" in children[0][1]
 
 

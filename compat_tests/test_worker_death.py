@@ -4,6 +4,8 @@ The other one fails, or waits for it as long as TensorFlow does, which no test d
 is killed where it waits. What it has logged before must be there.
 """
 
+import signal
+
 import pytest
 import tensorflow as tf
 from packaging.version import Version
@@ -51,6 +53,7 @@ def test_what_was_logged_survives(fw, tmp_path):
     children = run_workers(WORKER + DEATH, tmp_path, fw.name)
     for status, text in children:
         assert "FIVE" in text and status != 0, text
+    assert children[1][0] == -signal.SIGKILL
     for name in ("board", "logger"):
         events = read_events(fw, tmp_path / name)
         steps = [e.step for e in events if e.tag == "d/kernel_0_grad"]

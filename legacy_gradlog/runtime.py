@@ -965,14 +965,20 @@ def makes_own_gradients(optimizer, loss, variables):
 
 
 def is_of_keras(function):
-    """Whether Keras made a function or method, and nobody has wrapped it.
+    """Whether Keras made a function or method, and nobody but us has wrapped it.
 
     A wrapper may have taken over the name of its module, but not its globals.
     """
-    function = getattr(function, "__func__", function)
-    module = getattr(function, "__globals__", {}).get("__name__", "")
-    packages = ("keras", "tf_keras", "tensorflow", "tensorflow_core")
-    return module.split(".")[0] in packages + (__package__,)
+    while True:
+        function = getattr(function, "__func__", function)
+        module = getattr(function, "__globals__", {}).get("__name__", "")
+        package = module.split(".")[0]
+        through = package == __package__ or module.endswith(".autograph.impl.api")
+        if not through or not hasattr(function, "__wrapped__"):
+            break
+        function = function.__wrapped__
+    packages = ("keras", "tf_keras", "tensorflow", "tensorflow_core", __package__)
+    return package in packages
 
 
 def clipped_gradients(optimizer, loss, variables):
