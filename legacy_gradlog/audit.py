@@ -38,18 +38,19 @@ MOST_TAGS = 5
 
 # What a spike is: this many times the median of the records around it,
 LEAST_HEIGHT = 1.5
+LEAST_LOG_HEIGHT = math.log(LEAST_HEIGHT)
 #: and this many robust standard deviations of the logarithm above it.
 LEAST_DEVIATIONS = 5
 #: Records around it whose median it is compared with.
 WINDOW = 11
-LEAST_REPEATS = 3
+LEAST_REPEATS = LEAST_PERIOD = 3
 #: The share of a period's places that must be spikes, and of spikes at its places.
 LEAST_SHARE = 0.8
 #: How probable it may be at most that spikes anywhere make such a period by chance.
 MOST_CHANCE = 1e-3
-#: Three spikes in a row of few records may be chance, unless they are this high.
+#: Three spikes in a row of few records may be chance, unless all are this high.
 CERTAIN_HEIGHT = 3.0
-#: Distances from one spike to the next that are tried as periods, commonest first.
+#: Distances between the tallest records that are tried as periods, commonest first.
 MOST_PERIODS = 5
 
 
@@ -469,28 +470,57 @@ def find_spikes(sizes, period=None):
     if period is not None:
         return _spikes_at_one_place(logs, period)
     above = logs - _rolling_median(logs)
-    scatter = 1.4826 * np.median(np.abs(above - np.median(above)))
-    least = max(math.log(LEAST_HEIGHT), LEAST_DEVIATIONS * scatter)
-    spikes = np.flatnonzero(above > least)
-    if len(spikes) < LEAST_REPEATS:
-        return None
-    gaps, numbers = np.unique(np.diff(spikes), return_counts=True)
-    for period in gaps[np.argsort(-numbers, kind="mergesort")][:MOST_PERIODS].tolist():
-        first = int(np.bincount(spikes % period).argmax())
-        places = np.arange(first, len(logs), period)
-        usual = np.median(above[places])
-        height = float(np.exp(usual))
+    for period, first in _candidates(above):
+        at_places = np.zeros(len(logs), bool)
+        at_places[first::period] = True
+        usual = np.median(above[at_places])
+        if usual <= max(
+            LEAST_LOG_HEIGHT, LEAST_DEVIATIONS * _scatter(above[~at_places])
+        ):
+            continue
         # Noise may grow with time; what is much lower than these is no rival of them.
-        tall = spikes[above[spikes] > usual / 2]
-        hits = np.intersect1d(places, tall)
-        if _is_a_period(len(logs), len(places), len(tall), len(hits), period, height):
-            return Spikes(period, int(hits[0]), len(hits), height)
+        tall = above > usual / 2
+        hits = np.flatnonzero(tall & at_places)
+        is_certain = above[hits].min() > max(
+            math.log(CERTAIN_HEIGHT), LEAST_DEVIATIONS * _scatter(above)
+        )
+        numbers = len(logs), at_places.sum(), tall.sum(), len(hits)
+        if _is_a_period(*numbers, is_certain=is_certain):
+            return Spikes(period, int(hits[0]), len(hits), float(np.exp(usual)))
     return None
 
 
-def _is_a_period(records, places, spikes, hits, period, height):
-    # Every other record can hardly be told from noise.
-    if period < 3 or hits < LEAST_REPEATS:
+def _candidates(above):
+    """Yields periods that the tallest records may have, and the place of each.
+
+    Distances within the tallest few, and then within more and more: how many are
+    spikes is not known, and one record of noise among them breaks the distances. How
+    tall noise is cannot tell it, since the spikes themselves widen what is taken for
+    noise.
+    """
+    order = np.argsort(-above, kind="mergesort")
+    order = order[: np.count_nonzero(above > LEAST_LOG_HEIGHT)]
+    number, tried = LEAST_REPEATS, set()
+    while number <= len(order):
+        tallest = np.sort(order[:number])
+        gaps, numbers = np.unique(np.diff(tallest), return_counts=True)
+        commonest = gaps[np.argsort(-numbers, kind="mergesort")][:MOST_PERIODS]
+        # Every other record can hardly be told from noise.
+        for period in commonest[commonest >= LEAST_PERIOD].tolist():
+            candidate = period, int(np.bincount(tallest % period).argmax())
+            if candidate not in tried:
+                tried.add(candidate)
+                yield candidate
+        number += number // 2
+
+
+def _scatter(values):
+    """Returns a standard deviation that a few strange values leave alone."""
+    return 1.4826 * np.median(np.abs(values - np.median(values)))
+
+
+def _is_a_period(records, places, spikes, hits, is_certain):
+    if hits < LEAST_REPEATS:
         return False
     if hits < LEAST_SHARE * places or hits < LEAST_SHARE * spikes:
         return False
@@ -502,8 +532,8 @@ def _is_a_period(records, places, spikes, hits, period, height):
         - _log_choose(records, spikes)
         + math.log(records**2 / 18.0)
     )
-    perfect = hits == places == spikes and height >= CERTAIN_HEIGHT
-    return perfect or chance < math.log(MOST_CHANCE)
+    is_perfect = hits == places == spikes
+    return is_perfect and is_certain or chance < math.log(MOST_CHANCE)
 
 
 def _log_choose(n, k):
@@ -532,7 +562,7 @@ def _spikes_at_one_place(logs, period):
     others = np.delete(table, place, axis=1)
     above = table[:, place] - np.median(others, axis=1)
     scatter = 1.4826 * np.median(np.abs(others - np.median(others, axis=1)[:, None]))
-    hits = above > max(math.log(LEAST_HEIGHT), scatter)
+    hits = above > max(LEAST_LOG_HEIGHT, scatter)
     if hits.sum() < max(LEAST_REPEATS, LEAST_SHARE * epochs):
         return None
     first = place + int(hits.argmax()) * period
