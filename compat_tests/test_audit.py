@@ -14,98 +14,104 @@ import pytest
 import tensorflow as tf
 from packaging.version import Version
 
-from legacy_gradlog import audit, series
+from legacy_gradlog import (
+    GradientLogger,
+    TensorBoard,
+    audit,
+    series,
+    sketch,
+    writers,
+)
 from legacy_gradlog.__main__ import main
+from legacy_gradlog.errors import GradlogWarning
 
-from .frameworks import run_script
+from .conftest import available
+from .frameworks import small_data
+from .test_beside import no_profile
 from .test_events import V1, flipped, write_records
 
-CLEAN_RUNS = """
-import sys
-import numpy as np
-from compat_tests import conftest, frameworks
-from legacy_gradlog import GradientLogger, TensorBoard
+#: Of every kind of clean training.
+SEEDS = 10
 
-fw = conftest.available()[0]
-fw.begin()
-step_level = dict(freq=1, scalars=("norm",))
-stock = dict(write_grads=True, grads_freq="epoch", grads_scalars=("norm",))
-set_rate = fw.keras.callbacks.LearningRateScheduler(
-    lambda epoch: 0.6 if 1 < epoch < 4 else 0.05
-)
-x, y = frameworks.small_data(64)
 
-def fit(trained, log_dir, begin, callbacks, x=x, y=y, **kwargs):
-    trained.model.set_weights(begin)
-    kwargs.setdefault("shuffle", True)
-    trained.model.fit(x, y, batch_size=8, verbose=0, callbacks=callbacks, **kwargs)
+def train_clean(fw, folder):
+    """Writes ``kind-seed``: 64 steps, or 8 epochs, each of another beginning."""
+    kinds = {
+        "steps": fw.linear_model(fw.optimizer(rate=0.02)),
+        "epochs": fw.small_model(fw.optimizer(rate=0.02)),
+        "dropout": fw.small_model(fw.optimizer("Adam", rate=0.01)),
+        "exploding": fw.linear_model(fw.optimizer(rate=0.02)),
+    }
+    explode = fw.keras.callbacks.LearningRateScheduler(
+        lambda epoch: 0.6 if epoch == 1 else 0.05
+    )
+    for kind, trained in kinds.items():
+        shapes = [weight.shape for weight in trained.model.get_weights()]
+        x, y = small_data(16 if kind == "epochs" else 128)
+        for seed in range(SEEDS):
+            random = np.random.RandomState(seed)
+            np.random.seed(seed)
+            # Variances of BatchNormalization are weights too, and never negative.
+            begin = [np.abs(random.randn(*shape)) for shape in shapes]
+            trained.model.set_weights(begin)
+            log_dir = str(folder / "{}-{}".format(kind, seed))
+            callbacks = [GradientLogger(log_dir, freq=1, scalars=("norm",))]
+            if kind == "epochs":
+                options = dict(no_profile(fw), write_graph=False, write_grads=True)
+                callbacks = [TensorBoard(log_dir, **options)]
+            elif kind == "exploding":
+                callbacks.append(explode)
+            trained.model.fit(
+                x,
+                y,
+                batch_size=8,
+                epochs=8 if kind == "epochs" else 4,
+                shuffle=True,
+                verbose=0,
+                callbacks=callbacks,
+            )
 
-kinds = {
-    "steps": fw.linear_model(fw.optimizer(rate=0.02)),
-    "epochs": fw.small_model(fw.optimizer(rate=0.02)),
-    "dropout": fw.small_model(fw.optimizer("Adam", rate=0.01)),
-    "exploding": fw.linear_model(fw.optimizer(rate=0.02)),
-}
-for kind, trained in sorted(kinds.items()):
-    shapes = [weight.shape for weight in trained.model.get_weights()]
-    for seed in range(10):
-        random = np.random.RandomState(seed)
-        np.random.seed(seed)
-        # Variances of BatchNormalization are weights too, and never negative.
-        begin = [np.abs(random.randn(*shape)) for shape in shapes]
-        log_dir = "clean/{}-{}".format(kind, seed)
-        if kind == "epochs":
-            callbacks = [TensorBoard(log_dir, 0, **stock)]
-        else:
-            callbacks = [GradientLogger(log_dir, **step_level)]
-        if kind == "exploding":
-            callbacks.append(set_rate)
-        fit(trained, log_dir, begin, callbacks, epochs=8)
 
-# What is real, though it looks strange.
+def train_strange(fw, folder):
+    """Writes what is real, though it looks strange."""
 
-def log(name, callbacks=(), **kwargs):
-    trained = fw.linear_model(fw.optimizer(rate=0.01))
-    logger = GradientLogger("strange/" + name, **step_level)
-    callbacks = [logger] + [make(trained.model) for make in callbacks]
-    fit(trained, None, [np.zeros((4, 1))], callbacks, **kwargs)
+    def log(name, x, y, epochs, make=None):
+        model = fw.linear_model(fw.optimizer(rate=0.01)).model
+        model.set_weights([np.zeros((4, 1))])
+        callbacks = [GradientLogger(str(folder / name), freq=1, scalars=("norm",))]
+        callbacks += [make(model)] if make else []
+        fw.fit(model, x, y, epochs=epochs, callbacks=callbacks)
 
-class Broken(fw.keras.callbacks.Callback):
-    def __init__(self, trained):
-        super().__init__()
-        self.trained = trained
+    class Break(fw.keras.callbacks.Callback):
+        def __init__(self, trained):
+            super().__init__()
+            self.trained = trained
 
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch == 1:
-            self.trained.set_weights([np.full((4, 1), np.nan)])
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                self.trained.set_weights([np.full((4, 1), np.nan)])
 
-signs = np.where(np.arange(33) % 2, 20.0, -20.0)[:, None] + np.random.randn(33, 1)
-log("short-last-batch", x=np.ones((33, 4)), y=signs, epochs=4, shuffle=False)
-log("nonfinite", [Broken], epochs=3)
-log("restart", epochs=4)
-log("restart", epochs=2)
-"""
+    # Of 33 samples 32 cancel out but for a rest, and the last is alone.
+    signs = np.where(np.arange(33) % 2, 22.0, -18.0)[:, None] + noise(0, size=(33, 1))
+    log("short-last-batch", np.ones((33, 4)), signs, 4)
+    with pytest.warns(GradlogWarning, match="not finite"):
+        log("nonfinite", *small_data(64), epochs=3, make=Break)
+    log("restart", *small_data(64), epochs=4)
+    log("restart", *small_data(64), epochs=2)
 
-STOCK_RUNS = """
-import importlib
-import sys
-import numpy as np
-import tensorflow as tf
 
-def train(keras, log_dir, samples, batch_size=10):
-    keras.backend.clear_session()
-    np.random.seed(1)
-    tf.set_random_seed(1)
-    layers = keras.layers
+def train_stock(fw, log_dir, samples, batch_size=10):
+    """Trains with the stock callback, whose own ``batch_size`` is 10."""
+    fw.clear()
+    layers = fw.layers
     stack = [layers.Dense(3, activation="tanh", input_shape=(4,)), layers.Dense(1)]
-    model = keras.models.Sequential(stack)
-    model.compile(keras.optimizers.SGD(lr=1e-4), "mse")
-    random = np.random.RandomState(0)
-    x = random.randn(samples, 4)
+    model = fw.keras.models.Sequential(stack)
+    model.compile(fw.keras.optimizers.SGD(lr=1e-4), "mse")
+    x = noise(0, size=(samples, 4))
     # A mean over few samples is far from zero.
     y = np.where(np.arange(samples) % 2, 20.0, -20.0)[:, None]
-    logger = keras.callbacks.TensorBoard(
-        log_dir, histogram_freq=1, batch_size=10, write_grads=True
+    logger = fw.keras.callbacks.TensorBoard(
+        str(log_dir), histogram_freq=1, batch_size=10, write_grads=True
     )
     model.fit(
         x,
@@ -117,19 +123,15 @@ def train(keras, log_dir, samples, batch_size=10):
         callbacks=[logger],
     )
 
-for name in ("keras", "tensorflow.keras"):
-    keras = tf.keras if name == "tensorflow.keras" else importlib.import_module(name)
-    for samples in (41, 40, 8):
-        train(keras, "{}/{}".format(name.replace("sorflow", "sor"), samples), samples)
-    train(keras, "other batch_size/" + name, 40, batch_size=8)
-"""
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Logs of this package: ``clean/kind-seed``, and ``strange`` ones."""
     folder = tmp_path_factory.mktemp("ours")
-    run_script(CLEAN_RUNS, folder)
+    fw = available()[0]
+    fw.clear()
+    train_clean(fw, folder / "clean")
+    train_strange(fw, folder / "strange")
     return folder
 
 
@@ -137,7 +139,10 @@ def trained(tmp_path_factory):
 def stock(tmp_path_factory):
     """Logs of the stock callbacks of both Kerases."""
     folder = tmp_path_factory.mktemp("stock")
-    run_script(STOCK_RUNS, folder)
+    for fw in available():
+        for samples in (41, 40, 8):
+            train_stock(fw, folder / fw.name / str(samples), samples)
+        train_stock(fw, folder / "other batch_size" / fw.name, 40, batch_size=8)
     return folder
 
 
@@ -152,11 +157,11 @@ def kinds_of(findings):
 
 def test_no_false_alarm(trained, capsys):
     found = examine(trained / "clean")
-    assert len(found) == 40
+    assert len(found) == 4 * SEEDS
     assert {run: f for run, f in found.items() if f} == {}
     assert main(["audit", str(trained / "clean")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 40 and all(line.endswith(": clean") for line in lines)
+    assert len(lines) == 4 * SEEDS and all(line.endswith(": clean") for line in lines)
 
 
 def test_clean_runs_are_long_enough_to_tell(trained):
@@ -215,7 +220,6 @@ def test_a_diverged_training_is_told(trained, capsys):
 class TestStock:
     """Slices of validation data, of both Kerases of the line."""
 
-    @pytest.mark.parametrize("name", ["keras", "tensor.keras"])
     @pytest.mark.parametrize(
         "samples, sizes, told",
         [
@@ -228,8 +232,8 @@ class TestStock:
             (8, [8], "the one slice has all 8 validation samples"),
         ],
     )
-    def test_no_miss(self, stock, name, samples, sizes, told):
-        log = series.read(str(stock / name / str(samples)))
+    def test_no_miss(self, stock, fw, samples, sizes, told):
+        log = series.read(str(stock / fw.name / str(samples)))
         slices = audit.find_slices(log.runs["."])
         assert (slices.number, slices.sizes) == (len(sizes), sizes)
         found = {f.kind: f for f in audit.examine(log)["."]}
@@ -238,9 +242,8 @@ class TestStock:
         assert sorted(finding.tags) == sorted(log.runs["."].gradients())
         assert len(finding.tags) == 4
 
-    @pytest.mark.parametrize("name", ["keras", "tensor.keras"])
-    def test_the_spike_of_the_last_slice(self, stock, name):
-        found = examine(stock / name / "41")["."]
+    def test_the_spike_of_the_last_slice(self, stock, fw):
+        found = examine(stock / fw.name / "41")["."]
         spikes = [f for f in found if f.kind == "periodic-spike"]
         [finding] = [f for f in spikes if any("bias" in tag for tag in f.tags)]
         assert not finding.real
@@ -262,7 +265,7 @@ class TestStock:
         sizes = {name: audit.find_slices(run).sizes for name, run in log.runs.items()}
         assert sizes["keras"] == [10] * 4
         tenth = Version(tf.__version__) >= Version("1.10")
-        assert sizes["tensorflow.keras"] == ([8] * 5 if tenth else [10] * 4)
+        assert sizes["tf.keras"] == ([8] * 5 if tenth else [10] * 4)
         assert main(["audit", str(stock)]) == 1
         assert ": clean" not in capsys.readouterr().out
 
@@ -299,13 +302,56 @@ def tensor(tag, step, values):
     return V1.Event(step=step, wall_time=1000.0 + step, summary=summary)
 
 
+def own(step, values):
+    """Returns an event of this package: tag -> values, as a record of each."""
+    summary = V1.Summary()
+    for tag, numbers in values.items():
+        counts, moments = sketch.from_values(np.array(numbers, "float32"))
+        [record] = sketch.decode(step, counts[None], moments[None])
+        writers.add_histogram(summary, tag, record)
+        if record.nonfinite:
+            tag = "grad_nonfinite/" + tag[: -len("_0_grad")]
+            summary.value.add(tag=tag, simple_value=record.nonfinite)
+    return V1.Event(step=step, wall_time=1000.0 + step, summary=summary)
+
+
+def slices(sizes, epochs, counted):
+    """Returns events as stock ``write_grads`` makes them: a convolution, then a Dense.
+
+    Args:
+        sizes: Samples of each slice. The gradient of the last one is a spike.
+        epochs: How often they are walked.
+        counted: Whether the step counts the slices and not the epochs.
+    """
+    made = []
+    for epoch in range(epochs):
+        for place, samples in enumerate(sizes):
+            at = epoch * len(sizes) + place
+            high = 9.0 if place == len(sizes) - 1 else 1.0
+            event = V1.Event(step=at if counted else epoch, wall_time=1000 + at / 8.0)
+            # Two filters at each of five places, and three units.
+            for layer, units, places in (("conv", 2, 5), ("dense", 3, 1)):
+                bias = layer + "/bias_0"
+                values = {
+                    bias: noise(0, size=units),
+                    bias + "_grad": noise(at, high, units),
+                    layer + "_out": noise(at, size=samples * units * places),
+                }
+                for tag, numbers in values.items():
+                    event.summary.MergeFrom(histogram(tag, 0, numbers).summary)
+            made.append(event)
+        loss = V1.Summary.Value(tag="val_loss", simple_value=1.0)
+        made.append(V1.Event(step=epoch, summary=V1.Summary(value=[loss])))
+    return made
+
+
 def findings_of(tmp_path, made):
     write_records(tmp_path, [event.SerializeToString() for event in made])
     return examine(tmp_path)["."]
 
 
 def noise(seed, scale=1.0, size=100):
-    return scale * np.random.RandomState(seed).randn(size)
+    return scale * np.random.RandomState(seed).standard_normal(size)
 
 
 def test_a_clean_log_of_another_tool(tmp_path):
@@ -324,6 +370,48 @@ def test_a_spike_of_another_tool(tmp_path, form):
     assert (finding.kind, finding.real) == ("periodic-spike", False)
     text = "Every 6th record is a spike, 6 times from record 2 (step 2) on"
     assert text in finding.explanation and "does not tell" in finding.explanation
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["the epoch", "a count"])
+def test_slices_with_a_convolution(tmp_path, counted):
+    """Of all layers those with one output a unit tell how many samples there were."""
+    made = slices([8, 8, 3], epochs=6, counted=counted)
+    found = findings_of(tmp_path, made)
+    told = {finding.kind: finding for finding in found}
+    kinds = ["periodic-spike", "several-records", "validation-slices"]
+    assert sorted(told) == kinds[::2] if counted else kinds
+    assert not any(finding.real for finding in found)
+    tags = ("conv/bias_0_grad", "dense/bias_0_grad")
+    assert told["validation-slices"].tags == told["periodic-spike"].tags == tags
+    text = "3 records an epoch = ceil(19 validation samples / batch_size 8), and the "
+    text += "last slice has 19 % 8 = 3 samples"
+    assert text in told["validation-slices"].explanation
+    spike = told["periodic-spike"].explanation
+    assert "Every 3rd record is a spike, 6 times from record 2 " in spike
+    assert text in spike
+
+
+def test_a_spike_of_our_own_file_is_real(tmp_path, capsys):
+    made = [
+        own(step, {"d/kernel_0_grad": noise(step, 6.0 if step % 5 == 4 else 1.0)})
+        for step in range(40)
+    ]
+    [finding] = findings_of(tmp_path, made)
+    assert (finding.kind, finding.real) == ("periodic-spike", True)
+    assert "of an epoch of that many steps" in finding.explanation
+    assert main(["audit", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(".: clean\n  note (periodic-spike)")
+
+
+def test_what_we_counted_as_not_finite(tmp_path):
+    """Our own histograms leave such values out and count them beside."""
+    made = [
+        own(step, {"d/kernel_0_grad": [1.0, np.nan if step in (4, 6) else 2.0]})
+        for step in range(9)
+    ]
+    [finding] = findings_of(tmp_path, made)
+    assert (finding.kind, finding.tags) == ("nonfinite", ("d/kernel_0_grad",))
+    assert "at 2 steps, first at step 4, last at step 6" in finding.explanation
 
 
 def test_slices_without_what_stock_writes_beside(tmp_path):
@@ -403,6 +491,29 @@ def test_a_period_is_found_in_noise(period, repeats):
     assert spikes.height == pytest.approx(6, rel=0.2)
     # Two do not repeat.
     assert audit.find_spikes(sizes[: 2 * period]) is None
+
+
+@pytest.mark.parametrize("scatter", [0.1, 0.5, 1.0, 1.3])
+@pytest.mark.parametrize("period", [3, 8, 16])
+def test_spikes_do_not_hide_in_the_noise_that_they_make(scatter, period):
+    """They are a good part of the records from which the noise is estimated."""
+    for seed in range(10):
+        sizes = np.exp(noise(seed, scatter, 64))
+        sizes[period - 1 :: period] = 1000 * sizes.max()
+        spikes = audit.find_spikes(sizes)
+        assert spikes[:3] == (period, period - 1, 64 // period)
+
+
+@pytest.mark.parametrize(
+    "records, height, found",
+    [(9, 2, False), (9, 6, True), (30, 2, True)],
+    ids=["three low ones", "three high ones", "ten low ones"],
+)
+def test_what_may_be_chance_is_no_period(records, height, found):
+    """One of 84 throws of three spikes into nine records makes such a one."""
+    sizes = np.exp(noise(1, 0.02, records))
+    sizes[::3] *= height
+    assert (audit.find_spikes(sizes) is not None) == found
 
 
 def test_what_is_damaged_is_told(tmp_path, capsys):

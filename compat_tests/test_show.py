@@ -12,24 +12,11 @@ from subprocess import PIPE, Popen
 import numpy as np
 import pytest
 
-from legacy_gradlog import series, sketch, writers
+from legacy_gradlog import series
 from legacy_gradlog.__main__ import main
 
-from .test_audit import histogram, tensor
-from .test_events import V1, write_records
-
-
-def own(step, values):
-    """Returns an event of this package: tag -> values, as a record of each."""
-    summary = V1.Summary()
-    for tag, numbers in values.items():
-        counts, moments = sketch.from_values(np.array(numbers, "float32"))
-        [record] = sketch.decode(step, counts[None], moments[None])
-        writers.add_histogram(summary, tag, record)
-        if record.nonfinite:
-            tag = "grad_nonfinite/" + tag[: -len("_0_grad")]
-            summary.value.add(tag=tag, simple_value=record.nonfinite)
-    return V1.Event(step=step, wall_time=1000.0 + step, summary=summary)
+from .test_audit import histogram, own, tensor
+from .test_events import write_records
 
 
 def write(folder, made):
