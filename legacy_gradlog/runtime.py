@@ -260,9 +260,11 @@ def bincount(values, size):
     raw_ops = getattr(tf, "raw_ops", None)
     if hasattr(raw_ops, "DenseBincount"):
         # `tf.math.bincount` computes its size at run time, which XLA cannot compile.
-        return raw_ops.DenseBincount(
-            input=values, size=size, weights=tf.constant([], tf.int32)
+        # A matrix is shared among threads by rows, a vector even where it takes longer.
+        counts = raw_ops.DenseBincount(
+            input=values[None], size=size, weights=tf.constant([], tf.int32)
         )
+        return counts[0]
     math = tf.math if hasattr(tf, "math") and hasattr(tf.math, "bincount") else tf
     return math.bincount(values, minlength=size, maxlength=size)
 

@@ -51,8 +51,9 @@ class Layout(NamedTuple):
         first: The number that the lowest bucket has after the shift.
         infinity: The bits of positive infinity; anything above is not a number.
         tops: How many values the bits have that the shift leaves, sign included.
-        numbers: int32, shape ``(tops,)``: the bucket number that each of them means
-            if the value is zero or a normal number, or not finite.
+        numbers: int32, shape ``(tops,)``: the bucket number that each of them means,
+            from the lowest signed integer on, if the value is zero or a normal number,
+            or not finite.
     """
 
     integer: str
@@ -72,7 +73,7 @@ def _layout(integer, mantissa, bias, infinity):
     positive, negative = ZERO + bucket, ZERO - bucket
     for numbers in (positive, negative):
         numbers[magnitudes >= infinity >> shift] = NONFINITE
-    numbers = np.concatenate([positive, negative]).astype(np.int32)
+    numbers = np.concatenate([negative, positive]).astype(np.int32)
     return Layout(integer, shift, first, infinity, len(numbers), numbers)
 
 

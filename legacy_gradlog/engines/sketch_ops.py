@@ -21,6 +21,10 @@ SMALL = 2048
 #: Number of values in a chunk.
 CHUNK = 2**17
 
+#: In how many rows a vector is summed, where its length allows. TensorFlow sums a whole
+#: one on several threads, which takes ten times as long as the sums of its rows.
+ROWS = 4
+
 
 def sketch_rows(gradients):
     """Returns the sketches of several gradients: counts ``(n, SIZE)``, moments
@@ -150,9 +154,8 @@ def _count_tops(tf, values):
     layout = sketch.LAYOUTS[values.dtype.name]
     integer = getattr(tf, layout.integer)
     bits = tf.bitcast(values, integer)
-    tops = runtime.shift_right(bits, layout.shift)
-    tops = tf.bitwise.bitwise_and(tops, tf.constant(layout.tops - 1, integer))
-    counts = runtime.bincount(tf.cast(tops, tf.int32), layout.tops)
+    tops = tf.cast(runtime.shift_right(bits, layout.shift), tf.int32)
+    counts = runtime.bincount(tops + layout.tops // 2, layout.tops)
     # Clearing the sign of a float takes a fraction of the time that an integer's does.
     magnitude = tf.bitcast(tf.abs(values), integer)
     others = tf.reduce_sum(tf.minimum(magnitude, tf.constant(1, integer)))
@@ -196,12 +199,16 @@ def _finite(tf, values, is_finite):
 
 
 def _moments(tf, lowest, highest, finite):
-    moments = [
-        tf.cast(tf.reduce_min(lowest), tf.float64),
-        tf.cast(tf.reduce_max(highest), tf.float64),
-        tf.reduce_sum(finite),
-        # The sum of squares in one operation.
-        2.0 * tf.nn.l2_loss(finite),
-        tf.reduce_sum(tf.abs(finite)),
-    ]
-    return tf.stack(moments)
+    extremes = tf.stack([tf.reduce_min(lowest), tf.reduce_max(highest)])
+    finite = _in_rows(tf, finite)
+    summands = finite, tf.square(finite), tf.abs(finite)
+    sums = tf.stack([tf.reduce_sum(values, axis=1) for values in summands])
+    sums = tf.reduce_sum(sums, axis=1)
+    return tf.concat([tf.cast(extremes, tf.float64), sums], axis=0)
+
+
+def _in_rows(tf, values):
+    size = values.shape.num_elements()
+    if size and size % ROWS == 0:
+        return tf.reshape(values, [ROWS, size // ROWS])
+    return tf.expand_dims(values, 0)
