@@ -59,8 +59,12 @@ def pytest_report_header(config):
     return "TensorFlow {}, {}".format(tf.__version__, names)
 
 
-def available():
-    """Returns the frameworks that can train in this environment and mode."""
+def available(name=None):
+    """Returns the frameworks that can train in this environment and mode.
+
+    Args:
+        name: The one that is wanted, None for all.
+    """
     found = []
     try:
         keras = importlib.import_module("keras")
@@ -83,7 +87,7 @@ def available():
             found.append(frameworks.Framework("tf_keras", tf_keras, tf))
         except ImportError:
             pass
-    return found
+    return [framework for framework in found if name in (None, framework.name)]
 
 
 def messages_of(caught):
@@ -93,8 +97,7 @@ def messages_of(caught):
 
 def pytest_generate_tests(metafunc):
     if "fw" in metafunc.fixturenames:
-        only = metafunc.config.getoption("--keras")
-        found = [fw for fw in available() if only in (None, fw.name)]
+        found = available(metafunc.config.getoption("--keras"))
         metafunc.parametrize("fw", found, ids=lambda framework: framework.name)
 
 

@@ -84,9 +84,7 @@ def main():
     parser.add_argument("--fits", type=int, default=200)
     options = parser.parse_args()
     errors.strict = True
-    found = conftest.available()
-    names = [fw.name for fw in found]
-    fw = found[names.index(options.keras) if options.keras else 0]
+    fw = conftest.available(options.keras)[0]
     for train, number in ((train_long, options.steps), (train_often, options.fits)):
         for make in (make_nothing, make_logger, make_board):
             fw.clear()

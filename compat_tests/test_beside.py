@@ -97,7 +97,7 @@ from compat_tests import conftest, test_beside
 from legacy_gradlog import errors
 
 errors.strict = True
-(fw,) = [f for f in conftest.available() if f.name == name]
+(fw,) = conftest.available(name)
 fw.begin()
 model = fw.keras.models.load_model(model)
 test_beside.train(fw, model, "resumed", initial_epoch=1, epochs=3)

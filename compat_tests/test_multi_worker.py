@@ -36,7 +36,7 @@ assert strategy.num_replicas_in_sync == 2
 
 from compat_tests import conftest, frameworks
 
-(fw,) = [f for f in conftest.available() if f.name == name]
+(fw,) = conftest.available(name)
 
 def batches():
     # Of 4 rows each worker takes 2, of data of its own: at w = 0 and x = 1 the mean of
@@ -70,8 +70,8 @@ def meet(where):
         time.sleep(0.1)
 
 def leave():
-    # TensorFlow watches the other worker from a thread, and the process aborts where that
-    # one is in a call while the interpreter ends.
+    # TensorFlow watches the other worker from a thread, and the process aborts where
+    # that one is in a call while the interpreter ends.
     meet("end")
     sys.stdout.flush()
     os._exit(0)

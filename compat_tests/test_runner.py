@@ -1,5 +1,6 @@
 """`run` as a user types it: next to plain ``python SCRIPT``, and in a real training."""
 
+import json
 import os
 import subprocess
 import sys
@@ -131,26 +132,42 @@ def test_modules(tmp_path):
         assert "legacy_gradlog" not in ours[2]
 
 
-@pytest.mark.parametrize(
-    "arguments, told",
-    [
-        ([], "SCRIPT"),
-        (["missing.py"], "'missing.py' (No such file or directory)"),
-        (["folder"], "'folder' (Is a directory)"),
-        (["-m", "missing"], "'missing'"),
-        (["--grads-freq", "0", "script.py"], "`grads_freq` must be"),
-        (["--grads-reduce", "mean", "script.py"], "`grads_reduce` must be"),
-        (["--grads-scalars", "size", "script.py"], "`grads_scalars` must"),
-        (["--unknown", "script.py"], "unrecognized arguments: --unknown"),
-    ],
-    ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
-)
-def test_what_cannot_start_is_one_line(tmp_path, arguments, told):
+#: What cannot be started, and what is said of it.
+_WRONG = [
+    ([], "SCRIPT"),
+    (["missing.py"], "'missing.py' (No such file or directory)"),
+    (["folder"], "'folder' (Is a directory)"),
+    (["-m", "missing"], "'missing'"),
+    (["--grads-freq", "0", "script.py"], "`grads_freq` must be"),
+    (["--grads-reduce", "mean", "script.py"], "`grads_reduce` must be"),
+    (["--grads-scalars", "size", "script.py"], "`grads_scalars` must"),
+    (["--unknown", "script.py"], "unrecognized arguments: --unknown"),
+]
+
+_START = """
+import json, sys
+from legacy_gradlog.__main__ import main
+
+for arguments in json.loads(sys.argv[1]):
+    try:
+        code = main(["run"] + arguments)
+    except SystemExit as stop:
+        code = stop.code
+    print(code)
+    sys.stderr.write("next\\n")
+"""
+
+
+def test_what_cannot_start_is_one_line(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "script.py").write_text("print('started')")
-    code, out, err = run(tmp_path, *arguments)
-    assert (code, out) == (2, "")
-    assert ": error: " in err and told in err and err.count("\n") == 1
+    arguments = json.dumps([arguments for arguments, _ in _WRONG])
+    code, out, err = result(["-c", _START, arguments], tmp_path)
+    assert (code, out.split()) == (0, ["2"] * len(_WRONG)), err
+    said = err.split("next\n")
+    assert said.pop() == "" and len(said) == len(_WRONG)
+    for text, (_, told) in zip(said, _WRONG):
+        assert ": error: " in text and told in text and text.count("\n") == 1
 
 
 #: Each gives `Given`, the class that a script would call.
@@ -176,6 +193,7 @@ _WAYS = {
 _TRAIN = """
 import copy, pickle, sys
 from compat_tests import conftest, frameworks, oracle
+from compat_tests.test_beside import no_profile
 
 for fw in conftest.available():
     fw.clear()
@@ -187,24 +205,26 @@ for fw in conftest.available():
     class Board(Given):
         epochs = []
 
-        def __init__(self, folder, freq, some, more):
-            super().__init__(folder, freq)
+        def __init__(self, folder, freq, some, more, **options):
+            super().__init__(folder, freq, **options)
 
         def on_epoch_end(self, epoch, logs=None):
             self.epochs.append(self.model is trained.model)
             super().on_epoch_end(epoch, logs)
 
-    plain = Given(fw.name + "/plain", write_graph=False)
+    options = dict(no_profile(fw), write_graph=False)
+    plain = Given(fw.name + "/plain", **options)
     # Its class has a name in every process.
     assert type(pickle.loads(pickle.dumps(plain))).__module__ == (
         "legacy_gradlog.callbacks"
     )
-    for callback in (copy.deepcopy(plain), Board(fw.name + "/sub", 0, 1, 2)):
-        trained = fw.small_model()
-        weights = fw.recorder(trained)
-        data = frameworks.small_data()
-        fw.fit(trained.model, *data, epochs=2, callbacks=[callback, weights])
-        paths = [path for path in trained.paths if path.startswith("d")]
+    boards = [copy.deepcopy(plain), Board(fw.name + "/sub", 0, 1, 2, **options)]
+    trained = fw.small_model()
+    weights = fw.recorder(trained)
+    data = frameworks.small_data()
+    fw.fit(trained.model, *data, epochs=2, callbacks=boards + [weights])
+    paths = [path for path in trained.paths if path.startswith("d")]
+    for callback in boards:
         events = oracle.gradient_events(oracle.read_events(fw, callback.log_dir))
         assert {e.tag for e in events} == {
             name for path in paths

@@ -190,6 +190,17 @@ def test_the_picture_holds_the_percentiles(logs):
     assert median.get_ydata().tolist() == [1, 1, 1]
 
 
+def test_a_closed_pipe_ends_it_quietly(logs):
+    """As ``show LOGDIR | head`` does, whoever is faster."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "legacy_gradlog", "show", str(logs)]
+    child = Popen(command, stdout=writing, stderr=PIPE)
+    os.close(writing)
+    err = child.communicate()[1]
+    assert (child.returncode, err) == (141, b"")
+
+
 def test_missing_matplotlib_is_one_line(logs):
     """A process of its own, in which it fails as one that is not installed does."""
     text = "raise ImportError('No module named matplotlib')"

@@ -24,7 +24,7 @@ from compat_tests import conftest, frameworks, oracle
 from legacy_gradlog import GradientLogger, TensorBoard, errors
 
 errors.strict = True
-(fw,) = [f for f in conftest.available() if f.name == sys.argv[2]]
+(fw,) = conftest.available(sys.argv[2)]
 # A process has one profiler, which the stock callbacks of two threads both want.
 no_profile = {"profile_batch": 0} if fw.eager else {}
 

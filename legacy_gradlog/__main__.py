@@ -17,14 +17,17 @@ from .errors import GradlogError
 
 PROGRAM = "python -m legacy_gradlog"
 FAILED = 2
-#: What shells say of a program that Ctrl-C has ended.
+#: What shells say of a program that Ctrl-C has ended,
 INTERRUPTED = 130
+#: and of one that wrote to ``head``, which has seen enough.
+CLOSED = 141
 
 EXIT_CODES = """\
 exit codes, but for those that the --help of a command tells:
   0    done
   2    an error, told in one line on stderr
   130  interrupted by Ctrl-C
+  141  nobody reads what it prints any more, as in "show LOGDIR | head"
 """
 
 
@@ -234,7 +237,7 @@ def _add_show(commands):
             "Prints a row for each weight: the last, median and largest norm of its "
             "gradient, the share of exact zeros, how many values were NaN or infinite, "
             "and a line of the norm over the steps. What a file does not tell is shown "
-            "as -."
+            "as -: histograms of TensorFlow 2's own writer have no norm."
         ),
         epilog="Exit code: 0, or 2 where nothing could be read or drawn.",
     )
@@ -321,7 +324,8 @@ def main(argv=None):
         argv: The arguments, None for those of the process.
 
     Returns:
-        The exit code: what the command returns, 2 after an error, 130 after Ctrl-C.
+        The exit code: what the command returns, 2 after an error, 130 after Ctrl-C,
+        141 where stdout is a pipe that has been closed.
     """
     options = _parser().parse_args(argv)
     interrupted = False
@@ -333,6 +337,10 @@ def main(argv=None):
             "{} {}: error: {}\n".format(_program(), options.command, error)
         )
         return FAILED
+    except BrokenPipeError:
+        # What is left in the buffer must not fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED
     except (Exception, KeyboardInterrupt) as error:
         interrupted = interrupts or isinstance(error, KeyboardInterrupt)
         if not interrupted:

@@ -48,10 +48,7 @@ def main(arguments=None):
 
     if options.cpu:
         timing.Run.clock = staticmethod(time.process_time)
-    found = conftest.available()
-    if options.keras:
-        found = [fw for fw in found if fw.name == options.keras]
-    fw = found[0]
+    fw = conftest.available(options.keras)[0]
     if options.peak is not None:
         print(figures.peak_memory_here(fw, options.peak))
         return
