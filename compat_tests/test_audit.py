@@ -75,7 +75,7 @@ def train_strange(fw, folder):
     """Writes what is real, though it looks strange."""
 
     def log(name, x, y, epochs, make=None):
-        model = fw.linear_model(fw.optimizer(rate=0.01)).model
+        model = fw.linear_model(fw.optimizer(rate=0.001)).model
         model.set_weights([np.zeros((4, 1))])
         callbacks = [step_logger(str(folder / name))]
         callbacks += [make(model)] if make else []
@@ -91,7 +91,7 @@ def train_strange(fw, folder):
                 self.trained.set_weights([np.full((4, 1), np.nan)])
 
     # Of 33 samples 32 cancel out but for a rest, and the last is alone.
-    signs = np.where(np.arange(33) % 2, 22.0, -18.0)[:, None] + noise(0, size=(33, 1))
+    signs = np.where(np.arange(33) % 2, 22.0, -18.0)[:, None] + noise(0, 0.3, (33, 1))
     log("short-last-batch", np.ones((33, 4)), signs, 4)
     with pytest.warns(GradlogWarning, match="not finite"):
         log("nonfinite", *small_data(64), epochs=3, make=Break)
