@@ -515,6 +515,40 @@ def test_what_may_be_chance_is_no_period(records, height, found):
     assert (audit.find_spikes(sizes) is not None) == found
 
 
+EVERY_8TH = list(range(7, 128, 8))
+
+
+@pytest.mark.parametrize(
+    "places, height, width, found",
+    [
+        (EVERY_8TH, 1.3, 0.01, False),
+        (EVERY_8TH, 1.7, 0.01, True),
+        (EVERY_8TH, 3.0, 0.5, False),
+        (EVERY_8TH, 20.0, 0.5, True),
+        ([7, 15, 23, 39, 47, 63, 79, 103, 119], 9.0, 0.1, False),
+        (EVERY_8TH[::3] + EVERY_8TH[1::6] + [111], 9.0, 0.1, False),
+        (EVERY_8TH + [1, 4, 18, 21, 44, 49, 67, 90], 9.0, 0.1, False),
+        (EVERY_8TH + [18], 9.0, 0.1, True),
+    ],
+    ids=[
+        "lower than half as much again",
+        "a little higher than that",
+        "within the noise",
+        "above the noise",
+        "at half of its places",
+        "at some of its places",
+        "as often elsewhere",
+        "once elsewhere",
+    ],
+)
+def test_what_makes_a_period(places, height, width, found):
+    sizes = np.exp(np.random.RandomState(0).uniform(-width, width, 128))
+    sizes[places] *= height
+    spikes = audit.find_spikes(sizes)
+    assert (spikes is not None and spikes.period == 8) == found
+    assert found or spikes is None
+
+
 def test_what_is_damaged_is_told(tmp_path, capsys):
     made = [histogram("grad", step, noise(step)) for step in range(3)]
     path = write_records(tmp_path, [event.SerializeToString() for event in made])
