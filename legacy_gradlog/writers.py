@@ -89,19 +89,26 @@ def summarize(records, scalars, histograms, optimizer=None):
 
 
 def add_histogram(summary, tag, record):
-    """Adds the non-empty buckets of one record as a `HistogramProto`."""
+    """Adds one record as a `HistogramProto`: its non-empty buckets, and their gaps.
+
+    Readers let a bucket begin where the one before it ends. So that none seems to reach
+    across a gap, the last empty bucket of each gap is stored, too.
+    """
     histogram = summary.value.add(tag=tag).histo
     histogram.min = record.min
     histogram.max = record.max
     histogram.num = record.count
     histogram.sum = record.sum
     histogram.sum_squares = record.sum_squares
-    filled = record.counts.nonzero()[0]
-    if filled.size:
+    filled = record.counts > 0
+    if filled.any():
+        stored = filled.copy()
+        stored[:-1] |= filled[1:]
+        stored[: filled.argmax()] = False
         # Taken over as bytes: number by number takes ten times as long.
         histogram.MergeFromString(
-            _packed(_BUCKET_LIMIT, sketch.EDGES[filled + 1])
-            + _packed(_BUCKET, record.counts[filled])
+            _packed(_BUCKET_LIMIT, sketch.EDGES[1:][stored])
+            + _packed(_BUCKET, record.counts[stored])
         )
 
 
