@@ -2,7 +2,7 @@
 
     python docs/pictures.py DIRECTORY
 
-writes pictures into the directory, and logs below it. One training is the demo, the
+writes pictures into a new directory, and logs below it. One training is the demo, the
 others have a fault each. Uses the package as any script does; must not know how
 gradients are captured or drawn.
 """
