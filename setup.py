@@ -10,11 +10,16 @@ version = re.search(
     re.MULTILINE,
 ).group(1)
 
+# A page that has no files beside it, as that of a package index, shows no pictures of
+# the repository; the text names them.
+readme = (here / "README.rst").read_text(encoding="utf-8")
+readme = re.sub(r"(?m)^\.\. image:: docs/.*\n(   :.*\n)*\n", "", readme)
+
 setup(
     name="legacy_gradlog",
     version=version,
     description="The training gradients in TensorBoard, on every Keras and TensorFlow",
-    long_description=(here / "README.rst").read_text(encoding="utf-8"),
+    long_description=readme,
     long_description_content_type="text/x-rst",
     license="MIT",
     packages=find_packages(include=["legacy_gradlog", "legacy_gradlog.*"]),

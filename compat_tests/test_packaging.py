@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def built(tmp_path_factory):
     shutil.copytree(
         str(ROOT / "legacy_gradlog"), str(source / "legacy_gradlog"), ignore=ignore
     )
-    for name in ("setup.py", "README.rst", "LICENSE"):
+    shutil.copytree(str(ROOT / "docs"), str(source / "docs"), ignore=ignore)
+    for name in ("setup.py", "MANIFEST.in", "README.rst", "CHANGELOG.rst", "LICENSE"):
         shutil.copy(str(ROOT / name), str(source))
     # Without isolation nothing is downloaded; the line has setuptools.
     run(sys.executable, "-m", "build", "--no-isolation", cwd=str(source))
@@ -77,11 +79,30 @@ def test_is_built_and_would_be_accepted(built):
     assert out.count("PASSED") == 2
 
 
+def facts_of(wheel):
+    """Returns the metadata of an open wheel; its long description is the payload."""
+    [name] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
+    return email.message_from_bytes(wheel.read(name))
+
+
+def test_what_is_published_has_its_pictures_or_names_them(built):
+    pictures = {path.name for path in (ROOT / "docs").glob("*.png")}
+    assert len(pictures) == 4
+    [sdist] = built.glob("*.tar.gz")
+    with tarfile.open(str(sdist)) as archive:
+        names = archive.getnames()
+    held = {Path(name).name for name in names if Path(name).parent.name == "docs"}
+    assert held == pictures | {"pictures.py"}
+    with zipfile.ZipFile(str(wheel_in(built))) as wheel:
+        text = facts_of(wheel).get_payload(decode=True).decode("utf-8")
+    assert "image::" not in text and ":alt:" not in text
+    assert all("``docs/{}``".format(name) in text for name in pictures)
+
+
 def test_wheel_holds_the_package_and_nothing_else(built):
     with zipfile.ZipFile(str(wheel_in(built))) as wheel:
         names = [name for name in wheel.namelist() if ".dist-info/" not in name]
-        [metadata] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
-        facts = email.message_from_bytes(wheel.read(metadata))
+        facts = facts_of(wheel)
     package = ROOT / "legacy_gradlog"
     expected = [path for path in package.rglob("*") if path.suffix != ".pyc"]
     expected = [path for path in expected if path.is_file()]
