@@ -70,8 +70,8 @@ def meet(where):
         time.sleep(0.1)
 
 def leave():
-    # TensorFlow watches the other worker from a thread, and the process aborts where
-    # that one is in a call while the interpreter ends.
+    # TensorFlow watches the other worker from a thread. Where that is in a call when
+    # the interpreter ends, the process aborts.
     meet("end")
     sys.stdout.flush()
     os._exit(0)
