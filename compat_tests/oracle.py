@@ -99,14 +99,20 @@ def assert_histogram(histogram, gradient):
     slack = 2 * error * scale + size * error**2 + 1e-5 * squares
     assert abs(histogram.sum_squares - squares) <= slack
     limits, counts = np.array(histogram.bucket_limit), np.array(histogram.bucket)
-    assert (counts > 0).all() and (np.diff(limits) > 0).all()
+    filled = counts > 0
+    # Of a gap one empty bucket is there, and none before the first value or after all.
+    assert filled[:1].all() and filled[-1:].all() and (filled[1:] | filled[:-1]).all()
+    assert (np.diff(limits) > 0).all()
     assert counts.sum() == size
     for limit, below in zip(limits, np.cumsum(counts)):
         # Values within their error of an edge may lie on either side of it.
         slack = error + 1e-12 * abs(limit)
         at_least = (values < limit - slack).sum()
         assert at_least <= below <= (values <= limit + slack).sum()
-    for limit in limits[np.abs(limits) > 1e-6]:
+    # A reader lets a bucket begin where the one before it ends.
+    widths = np.diff(limits)[filled[1:]]
+    assert (widths <= 0.126 * np.abs(limits[1:][filled[1:]]) + 1e-17).all()
+    for limit in limits[filled & (np.abs(limits) > 1e-6)]:
         # The bucket below a limit is at most 12.5 % wide, so the next value is near.
         width = 0.126 * abs(limit) + error
         assert ((values <= limit + error) & (values >= limit - width)).any()

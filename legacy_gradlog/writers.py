@@ -89,7 +89,11 @@ def summarize(records, scalars, histograms, optimizer=None):
 
 
 def add_histogram(summary, tag, record):
-    """Adds the non-empty buckets of one record as a `HistogramProto`."""
+    """Adds one record as a `HistogramProto`: its non-empty buckets, and their gaps.
+
+    Readers let a bucket begin where the one before it ends. So that none seems to reach
+    across a gap, the last empty bucket of each gap is stored, too.
+    """
     histogram = summary.value.add(tag=tag).histo
     histogram.min = record.min
     histogram.max = record.max
@@ -98,10 +102,11 @@ def add_histogram(summary, tag, record):
     histogram.sum_squares = record.sum_squares
     filled = record.counts.nonzero()[0]
     if filled.size:
+        stored = np.union1d(filled, filled[1:] - 1)
         # Taken over as bytes: number by number takes ten times as long.
         histogram.MergeFromString(
-            _packed(_BUCKET_LIMIT, sketch.EDGES[filled + 1])
-            + _packed(_BUCKET, record.counts[filled])
+            _packed(_BUCKET_LIMIT, sketch.EDGES[stored + 1])
+            + _packed(_BUCKET, record.counts[stored])
         )
 
 
