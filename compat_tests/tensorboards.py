@@ -15,7 +15,7 @@ import urllib.request
 __all__ = ["Server", "eventually"]
 
 #: Seconds after which something that should have happened is taken not to happen.
-PATIENCE = 60
+PATIENCE = 120
 
 # A proxy is none of the loopback interface's business.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))

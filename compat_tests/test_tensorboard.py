@@ -203,20 +203,25 @@ def test_loss_and_gradients_of_one_run_both_go_on(tmp_path):
     with contextlib.ExitStack() as stack:
         child = stack.enter_context(start_script(TRAINING, tmp_path, str(EPOCHS)))
         stack.callback(child.kill)
-        servers = [
-            stack.enter_context(Server(tmp_path / "logs", tmp_path / loader, *options))
+        servers = {
+            loader: stack.enter_context(
+                Server(tmp_path / "logs", tmp_path / loader, *options)
+            )
             for loader, options in LOADERS.items()
-        ]
+        }
 
         def read():
-            return [
-                sorted(server.records(plugin, "train", tag))
-                for server in servers
+            return {
+                (loader, tag): sorted(server.records(plugin, "train", tag))
+                for loader, server in servers.items()
                 for plugin, tag in GROWING
-            ]
+            }
 
         for epoch in range(EPOCHS):
-            expected = [list(range(epoch + 1))] * len(GROWING) * len(servers)
+            steps = list(range(epoch + 1))
+            expected = {
+                (loader, tag): steps for loader in LOADERS for _, tag in GROWING
+            }
             assert eventually(read, expected.__eq__) == expected
             (tmp_path / str(epoch + 1)).touch()
         assert child.wait() == 0
