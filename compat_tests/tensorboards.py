@@ -28,7 +28,6 @@ class Server:
         log_dir: The directory that it reads.
         messages: The file that takes what it prints.
         *options: More options of its command line.
-
     """
 
     def __init__(self, log_dir, messages, *options):
@@ -64,7 +63,7 @@ class Server:
         """Returns the parsed answer to a request; None where there is no such thing."""
         url = "{}data/{}?{}".format(self.url, path, urllib.parse.urlencode(query))
         try:
-            with _OPENER.open(url) as answer:
+            with _OPENER.open(url, timeout=PATIENCE) as answer:
                 return json.loads(answer.read().decode())
         except urllib.error.HTTPError as error:
             if error.code != 404:
