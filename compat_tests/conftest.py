@@ -21,14 +21,17 @@ from . import frameworks
 
 TENSORFLOW = Version(tf.__version__)
 
-#: Newer Pythons have `hypothesis`, the newest one `build` and `twine`: tox.ini.
+#: Newer Pythons have `hypothesis`, the newest one `build`, `twine` and `selenium`:
+#: tox.ini.
 collect_ignore = ["test_properties.py"] if sys.version_info < (3, 8) else []
-collect_ignore += ["test_packaging.py"] if sys.version_info < (3, 13) else []
+if sys.version_info < (3, 13):
+    collect_ignore += ["test_packaging.py", "test_tensorboard.py"]
 
 
 def pytest_addoption(parser):
     parser.addoption("--eager-off", action="store_true", help="run in graph mode")
     parser.addoption("--keras", help="run with the Keras of this name only")
+    parser.addoption("--lines", help="the logs of all lines: `test_tensorboard`")
 
 
 def pytest_configure(config):
