@@ -256,6 +256,21 @@ def stock_class(fw):
     return fw.keras.callbacks.TensorBoard
 
 
+def argument_names(cls):
+    """Returns what ``cls`` takes itself, or hands on to a base by ``**kwargs``."""
+    parameters = inspect.signature(cls.__init__).parameters
+    names = set(parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        names |= argument_names(cls.__mro__[1])
+    return names
+
+
+def no_profile(fw):
+    """Returns the argument that keeps two callbacks from the one profiler."""
+    known = argument_names(stock_class(fw))
+    return {"profile_batch": 0} if "profile_batch" in known else {}
+
+
 def _dense(layer, prefix=""):
     path = prefix + layer.name
     return [(path + "/kernel", layer, 0), (path + "/bias", layer, 1)]

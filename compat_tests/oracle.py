@@ -110,8 +110,8 @@ def assert_histogram(histogram, gradient):
         at_least = (values < limit - slack).sum()
         assert at_least <= below <= (values <= limit + slack).sum()
     # A reader lets a bucket begin where the one before it ends.
-    widths = np.diff(limits)[filled[1:]]
-    assert (widths <= 0.126 * np.abs(limits[1:][filled[1:]]) + 1e-17).all()
+    is_narrow = np.diff(limits) <= 0.126 * np.abs(limits[1:]) + 1e-17
+    assert is_narrow[filled[1:]].all()
     for limit in limits[filled & (np.abs(limits) > 1e-6)]:
         # The bucket below a limit is at most 12.5 % wide, so the next value is near.
         width = 0.126 * abs(limit) + error

@@ -2,7 +2,7 @@
 
 from legacy_gradlog import GradientLogger, TensorBoard
 
-from .frameworks import run_script, small_data, stock_class
+from .frameworks import no_profile, run_script, small_data, stock_class
 from .oracle import (
     assert_step_level,
     expected_keys,
@@ -10,7 +10,6 @@ from .oracle import (
     keys,
     read_events,
 )
-from .test_callbacks import argument_names
 
 
 def backups(fw, folder):
@@ -19,12 +18,6 @@ def backups(fw, folder):
     homes = [callbacks, getattr(callbacks, "experimental", None)]
     classes = [getattr(home, "BackupAndRestore", None) for home in homes]
     return [cls(folder) for cls in classes if cls and fw.eager][:1]
-
-
-def no_profile(fw):
-    """Returns the argument that keeps two of them from starting the one profiler."""
-    known = argument_names(stock_class(fw))
-    return {"profile_batch": 0} if "profile_batch" in known else {}
 
 
 def test_beside_the_callbacks_of_keras(fw, tmp_path):

@@ -14,7 +14,7 @@ from legacy_gradlog import GradientLogger, GradlogWarning, TensorBoard, errors
 from legacy_gradlog.arguments import NATIVE
 
 from .conftest import messages_of
-from .frameworks import files_below, small_data, stock_class
+from .frameworks import argument_names, files_below, small_data, stock_class
 from .oracle import (
     assert_step_level,
     expected_keys,
@@ -146,15 +146,6 @@ def test_native_arguments_are_handed_on_or_warned_about(
         )
         (kwargs,) = handed
         assert name not in kwargs
-
-
-def argument_names(cls):
-    """Returns what ``cls`` takes itself, or hands on to a base by ``**kwargs``."""
-    parameters = inspect.signature(cls.__init__).parameters
-    names = set(parameters)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        names |= argument_names(cls.__mro__[1])
-    return names
 
 
 def test_copies_before_training_train_alike(fw, tmp_path):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from legacy_gradlog import TensorBoard, events
 
-from .frameworks import run_script, small_data
+from .frameworks import no_profile, run_script, small_data
 from .oracle import read_events
 
 V1 = getattr(getattr(tf, "compat", None), "v1", tf)
@@ -76,7 +76,7 @@ def numbers_of(data):
 def test_files_of_ours_and_of_the_stock_callback(fw, tmp_path):
     """Every value of both forms, old and new, as TensorFlow's own reader has it."""
     # A graph may hold every function of the process, and be too long to read.
-    no_graph = dict({"profile_batch": 0} if fw.eager else {}, write_graph=False)
+    no_graph = dict(no_profile(fw), write_graph=False)
     board = TensorBoard(str(tmp_path), 1, write_grads=True, **no_graph)
     fw.fit(
         fw.small_model().model,

@@ -26,7 +26,7 @@ from legacy_gradlog import GradientLogger, TensorBoard, errors
 errors.strict = True
 (fw,) = conftest.available(sys.argv[2)]
 # A process has one profiler, which the stock callbacks of two threads both want.
-no_profile = {"profile_batch": 0} if fw.eager else {}
+no_profile = frameworks.no_profile(fw)
 
 
 def train(number, log_dir, barrier):

@@ -260,11 +260,15 @@ def bincount(values, size):
     raw_ops = getattr(tf, "raw_ops", None)
     if hasattr(raw_ops, "DenseBincount"):
         # `tf.math.bincount` computes its size at run time, which XLA cannot compile.
-        # A matrix is shared among threads by rows, a vector even where it takes longer.
+        # A matrix is shared among threads by rows, a vector even where that takes
+        # longer, as it does for one of a known length, which is short.
+        short = values.shape.num_elements() is not None
         counts = raw_ops.DenseBincount(
-            input=values[None], size=size, weights=tf.constant([], tf.int32)
+            input=values[None] if short else values,
+            size=size,
+            weights=tf.constant([], tf.int32),
         )
-        return counts[0]
+        return counts[0] if short else counts
     math = tf.math if hasattr(tf, "math") and hasattr(tf.math, "bincount") else tf
     return math.bincount(values, minlength=size, maxlength=size)
 

@@ -22,7 +22,7 @@ SMALL = 2048
 CHUNK = 2**17
 
 #: In how many rows a vector is summed, where its length allows. TensorFlow sums a whole
-#: one on several threads, which takes ten times as long as the sums of its rows.
+#: one on several threads, which takes several times as long as those of its rows.
 ROWS = 4
 
 
