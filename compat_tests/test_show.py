@@ -137,18 +137,36 @@ def test_wrong_choices_are_one_line(logs, capsys, options, told):
     assert told in err
 
 
+def percentiles(folder, values):
+    write(folder, [own(1, {"w_0_grad": values})])
+    log = series.read(str(folder), percentiles=True)
+    records = log.runs["."].histograms["w_0_grad"]
+    return [records[percent][0] for percent in series.PERCENTS]
+
+
 def test_percentiles_are_those_of_the_values(tmp_path):
     values = np.random.RandomState(0).randn(5000)
     values[:2000] = 0
-    write(tmp_path, [own(1, {"w_0_grad": values})])
-    records = (
-        series.read(str(tmp_path), percentiles=True).runs["."].histograms["w_0_grad"]
-    )
-    found = [records[percent][0] for percent in series.PERCENTS]
+    found = percentiles(tmp_path, values)
     # Buckets are an eighth of their value wide.
     expected = np.percentile(values.astype("float32"), series.PERCENTS)
-    assert found == pytest.approx(expected, rel=0.13, abs=1e-12)
-    assert found[0] == expected[0] and found[-1] == expected[-1]
+    assert found == pytest.approx(expected, rel=0.13)
+    exact = [series.PERCENTS.index(percent) for percent in (0, 50, 100)]
+    assert [found[i] for i in exact] == [expected[i] for i in exact]
+    assert expected[exact[1]] == 0
+
+
+def test_percentiles_reach_beyond_the_buckets(tmp_path):
+    assert percentiles(tmp_path, [-3e6, 0, 0, 0, 0, 0, 0, 0, 0, 2e7]) == [
+        -3e6,
+        # Half of the lowest bucket, which ends at -15/16 of 2**20.
+        pytest.approx((-3e6 - 2**20 / 16 * 15) / 2),
+        0,
+        0,
+        0,
+        pytest.approx((2e7 + 2**20 / 16 * 15) / 2),
+        2e7,
+    ]
 
 
 def test_memory_is_that_of_the_numbers_kept(tmp_path, monkeypatch):

@@ -237,16 +237,18 @@ class _Collector:
 
 def _describe(histogram, percents):
     """Returns what a record keeps of a `Histogram`, from ``count`` on."""
-    own, zeros, lefts = math.nan, math.nan, histogram.lefts
-    if len(histogram.rights):
-        places = np.searchsorted(sketch.EDGES, histogram.rights)
+    own, zeros = math.nan, math.nan
+    lefts, rights = histogram.lefts, histogram.rights
+    if len(rights):
+        places = np.searchsorted(sketch.EDGES, rights)
         known = sketch.EDGES[np.minimum(places, len(sketch.EDGES) - 1)]
-        own = float(np.array_equal(known, histogram.rights) and places[0] > 0)
+        own = float(np.array_equal(known, rights) and places[0] > 0)
         if own:
-            # Empty buckets are not stored, so a bucket does not begin where the one
-            # before it ends.
-            lefts = sketch.EDGES[places - 1]
-            zeros = float(histogram.counts[places == sketch.ZERO + 1].sum())
+            is_zero = places == sketch.ZERO + 1
+            zeros = float(histogram.counts[is_zero].sum())
+            # The layout tells where a bucket begins, the one before it need not.
+            lefts = np.where(is_zero, 0.0, sketch.EDGES[places - 1])
+            rights = np.where(is_zero, 0.0, rights)
     total, squares = histogram.sum, histogram.sum_squares
     described = (
         histogram.count,
@@ -254,14 +256,14 @@ def _describe(histogram, percents):
         histogram.max,
         math.nan if total is None else total,
         math.nan if squares is None else squares,
-        _size(histogram, lefts),
+        _size(histogram, lefts, rights),
         zeros,
         own,
     )
-    return described + _percentiles(histogram, lefts, percents)
+    return described + _percentiles(histogram, lefts, rights, percents)
 
 
-def _size(histogram, lefts):
+def _size(histogram, lefts, rights):
     """Returns about how long the vector of the values is.
 
     That is the norm where the record has it; else it is made of the middles of the
@@ -270,22 +272,26 @@ def _size(histogram, lefts):
     with np.errstate(over="ignore", invalid="ignore"):
         if histogram.sum_squares is not None:
             return float(np.sqrt(histogram.sum_squares))
-        middles = (lefts + histogram.rights) / 2
+        middles = (lefts + rights) / 2
         return float(np.sqrt((histogram.counts * middles**2).sum()))
 
 
-def _percentiles(histogram, lefts, percents):
+def _percentiles(histogram, lefts, rights, percents):
     """Returns percentiles, taking the values of a bucket as evenly spread in it."""
     if not percents:
         return ()
-    edges = np.stack([lefts, histogram.rights], axis=1).ravel()
-    after = np.cumsum(histogram.counts)
-    if not len(after) or not after[-1] > 0 or not np.isfinite(edges).all():
+    filled = histogram.counts > 0
+    edges = np.stack([lefts, rights], axis=1)[filled]
+    if not len(edges):
         return (math.nan,) * len(percents)
-    before = after - histogram.counts
-    reached = np.stack([before, after], axis=1).ravel()
-    values = np.interp(np.array(percents) / 100.0 * after[-1], reached, edges)
-    return tuple(np.clip(values, histogram.min, histogram.max))
+    # The outermost values are known, and may lie beyond all edges.
+    edges[0, 0], edges[-1, 1] = histogram.min, histogram.max
+    if not np.isfinite(edges).all():
+        return (math.nan,) * len(percents)
+    after = np.cumsum(histogram.counts[filled])
+    reached = np.stack([after - histogram.counts[filled], after], axis=1)
+    wanted = np.array(percents) / 100.0 * after[-1]
+    return tuple(np.interp(wanted, reached.ravel(), edges.ravel()))
 
 
 def norms(series):
