@@ -319,6 +319,7 @@ def _scale(axes, percents):
     middle = np.concatenate([percents[25], percents[75]])
     middle = np.abs(middle[np.isfinite(middle) & (middle != 0)])
     if len(middle):
-        # A power of ten, so that no tick lies close to another.
-        linear = 10.0 ** np.ceil(np.log10(np.median(middle)))
+        # A power of ten, so that no tick lies close to another; a little more, since
+        # matplotlib's logarithm of 1000 is less than 3, and it would add one at 100.
+        linear = 10.0 ** np.ceil(np.log10(np.median(middle))) * (1 + 1e-9)
         axes.set_yscale("symlog", linthresh=linear)
