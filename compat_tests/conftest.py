@@ -8,6 +8,7 @@ import gc
 import importlib
 import importlib.util
 import random
+import signal
 import sys
 
 import numpy as np
@@ -35,6 +36,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # A shell lets what it starts in the background ignore Ctrl-C, and its children too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if TENSORFLOW >= Version("2.0"):
         # Two runs of one model agree in one thread only; sessions see to it themselves.
         tf.config.threading.set_intra_op_parallelism_threads(1)
