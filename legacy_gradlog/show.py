@@ -24,6 +24,8 @@ MOST_PANELS = 60
 #: Inches of a panel, and how many stand in a row of a large picture.
 PANEL_WIDTH, PANEL_HEIGHT = 3.6, 2.1
 PANELS_ACROSS = 5
+#: Of an axis of values, so that their labels have room.
+MOST_TICKS = 7
 #: Percentiles between which a band is drawn, and how dark it is.
 BANDS = ((0, 100, 0.15), (5, 95, 0.3), (25, 75, 0.5))
 
@@ -323,3 +325,4 @@ def _scale(axes, percents):
         # matplotlib's logarithm of 1000 is less than 3, and it would add one at 100.
         linear = 10.0 ** np.ceil(np.log10(np.median(middle))) * (1 + 1e-9)
         axes.set_yscale("symlog", linthresh=linear)
+        axes.yaxis.get_major_locator().set_params(numticks=MOST_TICKS)
