@@ -113,7 +113,7 @@ def records(change=None):
     values = []
     for step in range(checkup.STEPS):
         gradients = [random.randn(3).astype(np.float32) for _ in checkup.WEIGHTS]
-        weights.append([w - 0.25 * g for w, g in zip(weights[-1], gradients)])
+        weights.append([w - 0.01 * g for w, g in zip(weights[-1], gradients)])
         for path, g in zip(checkup.WEIGHTS, gradients):
             edges = np.zeros(1)
             lowest, highest, total = float(g.min()), float(g.max()), float(g.sum())

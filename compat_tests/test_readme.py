@@ -200,7 +200,8 @@ def test_the_faults_look_as_is_told(logs, capsys):
     assert 0 < first < rows["vanishing", "output/kernel"]["median_norm"] / 1000
     growing = rows["exploding", "output/kernel"]["norms"]
     assert len(growing) == 34
-    for step in range(0, 30, 10):
+    # At first the loss still falls where it is less curved.
+    for step in (10, 20):
         assert growing[step + 10] > 3 * growing[step]
     for name in ("hidden2/kernel", "hidden2/bias", "output/kernel"):
         assert rows["dead", name]["zeros"] == 1

@@ -11,6 +11,7 @@ import pytest
 from legacy_gradlog import runner
 
 from .conftest import available
+from .frameworks import no_profile
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 
@@ -211,8 +212,7 @@ for fw in conftest.available():
             self.epochs.append(self.model is trained.model)
             super().on_epoch_end(epoch, logs)
 
-    # The stock callbacks of one process share its one profiler.
-    options = dict({"profile_batch": 0} if fw.eager else {}, write_graph=False)
+    options = dict(NO_PROFILE[fw.name], write_graph=False)
     plain = Given(fw.name + "/plain", **options)
     # Its class has a name in every process.
     assert type(pickle.loads(pickle.dumps(plain))).__module__ == (
@@ -254,7 +254,10 @@ def test_trains_an_unedited_script(tmp_path):
     names = [fw.name for fw in available()]
     ways = {name: [w for w in _WAYS[name] if importable(w)] for name in names}
     assert all(len(found) >= 2 for found in ways.values())
-    (tmp_path / "script.py").write_text("WAYS = {!r}\n{}".format(ways, _TRAIN))
+    profiles = {fw.name: no_profile(fw) for fw in available()}
+    (tmp_path / "script.py").write_text(
+        "WAYS, NO_PROFILE = {!r}, {!r}\n{}".format(ways, profiles, _TRAIN)
+    )
     options = ["--grads-freq", "3", "--grads-layers", "d1", "--grads-layers", "d2"]
     options += ["--grads-scalars", "max_abs"]
     code, out, err = run(tmp_path, *options + ["script.py"])

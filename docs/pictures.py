@@ -12,9 +12,10 @@ import sys
 
 import tensorflow as tf
 
-from legacy_gradlog import GradientLogger, demo
+from legacy_gradlog import GradientLogger, demo, runtime
 from legacy_gradlog.__main__ import main as legacy_gradlog
 
+SEED = 1
 EPOCHS = 3
 #: Updates between two records.
 FREQ = 5
@@ -41,6 +42,7 @@ def network(depth, units, **options):
 
 def train(log_dir):
     """Trains what has a fault, a run each: ``dead``, ``exploding``, ``vanishing``."""
+    runtime.set_seed(tf.keras, SEED)
     classes = "sparse_categorical_crossentropy"
     off = tf.keras.initializers.Constant(-10.0)
     faults = {
@@ -72,7 +74,7 @@ def draw(log_dir, folder):
 
 def main(folder):
     log_dir = os.path.join(folder, "logs")
-    legacy_gradlog(["demo", "--logdir", log_dir, "--seed", "1"])
+    legacy_gradlog(["demo", "--logdir", log_dir, "--seed", str(SEED)])
     os.rename(os.path.join(log_dir, "run-1", "steps"), os.path.join(log_dir, "healthy"))
     train(log_dir)
     draw(log_dir, folder)
