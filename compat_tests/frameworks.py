@@ -29,7 +29,7 @@ config = tf.config.experimental
 config.set_virtual_device_configuration(cpu, [config.VirtualDeviceConfiguration()] * 2)
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
-(fw,) = conftest.available(sys.argv[2)]
+(fw,) = conftest.available(sys.argv[2])
 strategy = {
     "mirrored": lambda: tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]),
     "central storage": lambda: tf.distribute.experimental.CentralStorageStrategy(

@@ -26,7 +26,7 @@ if sys.argv[3] == "graph" and hasattr(tf.compat, "v1"):
 from compat_tests import conftest, frameworks, oracle
 from legacy_gradlog import GradientLogger, TensorBoard
 
-(fw,) = conftest.available(sys.argv[2)]
+(fw,) = conftest.available(sys.argv[2])
 """
 
 FAULTS = """

@@ -32,7 +32,7 @@ from compat_tests import conftest, frameworks, oracle
 from legacy_gradlog import GradientLogger, TensorBoard, errors
 
 errors.strict = True
-(fw,) = conftest.available(sys.argv[1)]
+(fw,) = conftest.available(sys.argv[1])
 hvd = importlib.import_module(
     "horovod.keras" if fw.name == "keras" else "horovod.tensorflow.keras"
 )
@@ -522,7 +522,7 @@ def test_one_process_alone(fw, tmp_path):
     from legacy_gradlog import GradientLogger, errors
 
     errors.strict = True
-    (fw,) = conftest.available(sys.argv[2)]
+    (fw,) = conftest.available(sys.argv[2])
     trained = fw.linear_model(inputs=2)
     logger = GradientLogger("logs")
     fw.fit(trained.model, np.ones((8, 2)), np.zeros((8, 1)), callbacks=[logger])

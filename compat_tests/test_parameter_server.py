@@ -26,7 +26,7 @@ from compat_tests import cluster, conftest, frameworks
 from legacy_gradlog import GradientLogger, TensorBoard, errors
 
 errors.strict = True
-(fw,) = conftest.available(sys.argv[2)]
+(fw,) = conftest.available(sys.argv[2])
 ps, *workers = cluster.free_addresses(3)
 spec = tf.train.ClusterSpec({"ps": [ps], "worker": workers})
 # A worker waits for the others on threads of its own: more of them than cores.

@@ -24,7 +24,7 @@ from compat_tests import conftest, frameworks, oracle
 from legacy_gradlog import GradientLogger, TensorBoard, errors
 
 errors.strict = True
-(fw,) = conftest.available(sys.argv[2)]
+(fw,) = conftest.available(sys.argv[2])
 # A process has one profiler, which the stock callbacks of two threads both want.
 no_profile = frameworks.no_profile(fw)
 
