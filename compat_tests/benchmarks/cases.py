@@ -19,8 +19,9 @@ HUNDRED = 100
 CADENCES = [
     ("epoch, last", dict(freq="epoch"), 1.01),
     ("every 100th step", dict(freq=HUNDRED), 1.02),
-    ("never due", dict(freq=10**9), 1.01),
 ]
+#: A gate that stays shut, which shows where a step is short.
+NEVER = ("never due", dict(freq=10**9), 1.01)
 
 
 class Case(NamedTuple):
@@ -48,7 +49,7 @@ def cases_of(fw, strategy=None):
     if strategy is not None:
         return [
             _logged(fw, "mlp", what, arguments, target, strategy=strategy)
-            for what, arguments, target in CADENCES
+            for what, arguments, target in CADENCES + [NEVER]
         ]
     compiled = fw.eager and fw.version >= Version("2.5")
     custom = fw.eager and fw.version >= Version("2.4")
@@ -56,15 +57,17 @@ def cases_of(fw, strategy=None):
     for name in WORKLOADS:
         for what, arguments, target in CADENCES:
             found.append(_logged(fw, name, what, arguments, target))
+    found.append(_logged(fw, "mlp", *NEVER))
     every = dict(freq="batch")
     found.append(_logged(fw, "convnet", "every step", every, 1.1))
-    found.append(_logged(fw, "mlp", "every step", every, 1.8))
+    every_step = ("every step", every, 1.8)
+    found.append(_logged(fw, "mlp", *every_step))
     pool = dict(reduce="pool")
     found.append(_logged(fw, "convnet", "epoch, pool", pool, 1.1))
     if compiled:
         # The default of Keras 3 is the first of the two.
         for jit, name in ((True, "XLA"), (False, "no XLA")):
-            for what, arguments, target in CADENCES + [("every step", every, 1.8)]:
+            for what, arguments, target in CADENCES + [NEVER, every_step]:
                 what = "{}, {}".format(what, name)
                 more = dict(jit_compile=jit)
                 found.append(_logged(fw, "mlp", what, arguments, target, **more))

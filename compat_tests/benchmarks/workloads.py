@@ -90,8 +90,8 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("mlp", stack_of(256, 256, 256, 256, 1), (64,), 1, steps=100, short=20),
-        Workload("convnet", _convnet, (32, 32, 3), 10, steps=20, short=10),
-        Workload("embedding", _embedding, (20,), 1, steps=50, short=20, classes=50000),
+        Workload("convnet", _convnet, (32, 32, 3), 10, steps=10, short=5),
+        Workload("embedding", _embedding, (20,), 1, steps=20, short=10, classes=50000),
         # TensorFlow takes minutes to trace a step of Adam with so many weights.
         Workload(
             "wide", branches_of(500), (16,), 2000, steps=20, short=10, optimizer="SGD"
