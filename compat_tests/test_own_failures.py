@@ -15,13 +15,13 @@ STAGES = {
     + ["graph.GraphEngine.before_call"],
     "engine, after a step": ["function.FunctionEngine.after_call"]
     + ["graph.GraphEngine.after_call"],
-    "sketch, inside the step": ["gate.sketch_rows", "graph.sketch_rows"],
+    "sketch, inside the step": ["sketch_ops.Packing.pack"],
     "decode": ["sketch.decode"],
-    "record": ["writers.add_histogram"],
+    "record": ["writers.add_histograms"],
     "writer": ["writers.StockWriter.write"],
     "flush": ["writers.StockWriter.flush"],
 }
-ENGINES = ("function.", "graph.", "gate.")
+ENGINES = ("function.", "graph.", "sketch_ops.")
 FAILURE = MemoryError("out of memory")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from legacy_gradlog import sketch
+from legacy_gradlog import sketch, writers
 from legacy_gradlog.engines import sketch_ops
 
 V1 = getattr(getattr(tf, "compat", None), "v1", tf)
@@ -28,6 +28,11 @@ VALUES = {
     # Below the normal numbers, of float32 and of float64.
     "subnormal": np.array([1e-39, -2e-42, 0.0, -0.0, 1e-310, -5e-324, 1.0, -1.0]),
 }
+
+
+#: Longer than its sketch, with zeros.
+LONG = np.append(np.random.RandomState(3).randn(sketch.SIZE), np.zeros(5))
+LONG = LONG.astype("float32")
 
 
 def by_definition(values):
@@ -113,6 +118,8 @@ def sketched(gradient):
 
 #: Values of ``SMALL`` and ``CHUNK``: together with others, whole, in chunks.
 WAYS = {"small": (2048, 2**17), "large": (-1, 2**17), "chunks": (-1, 3)}
+# Whose sums go by rows.
+WAYS["chunks of rows"] = -1, sketch_ops.ROWS
 
 
 @pytest.mark.parametrize("way", sorted(WAYS))
@@ -124,6 +131,60 @@ def test_tensorflow(name, dtype, way, monkeypatch):
     with np.errstate(over="ignore"):
         values = VALUES[name].astype(dtype)
     check(values, *sketched(tf.constant(values)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_arrays_that_lie_end_to_end(dtype):
+    with np.errstate(over="ignore"):
+        arrays = [VALUES[name].astype(dtype).ravel() for name in sorted(VALUES)]
+    found = sketch.from_rows(np.concatenate(arrays), [array.size for array in arrays])
+    for array, counts, moments in zip(arrays, *found):
+        check(array, counts, moments)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", sorted(VALUES))
+def test_packed(name, dtype):
+    """Beside gradients of another type, and of more values than a sketch has numbers.
+
+    The order of what is packed is not that of the gradients.
+    """
+    with np.errstate(over="ignore"):
+        gradients = [LONG, VALUES[name].astype(dtype), VALUES["wide"], -2 * LONG]
+    packing = sketch_ops.Packing([tf.constant(values) for values in gradients])
+    (vector,) = evaluate([packing.pack([tf.constant(g) for g in gradients])])
+    assert vector.dtype == np.float64
+    # Twice as many numbers for float64.
+    short = 2 * VALUES["wide"].size + gradients[1].size * (1 + (dtype == "float64"))
+    assert vector.shape == packing.empty.shape == (short + 2 * (sketch.SIZE + 5),)
+    for values, counts, moments in zip(gradients, *packing.unpack(vector)):
+        check(values, counts, moments)
+
+
+def test_packed_gradients_are_merged():
+    first, second = [LONG, VALUES["matrix"]], [3 * LONG, VALUES["matrix"] ** 3]
+    packing = sketch_ops.Packing([tf.constant(g) for g in first], sketched=True)
+    vectors = [packing.pack([tf.constant(g) for g in part]) for part in (first, second)]
+    empty = tf.constant(packing.empty)
+    merged = packing.merge(packing.merge(empty, vectors[0]), vectors[1])
+    (vector,) = evaluate([merged])
+    for one, other, counts, moments in zip(first, second, *packing.unpack(vector)):
+        check(np.concatenate([one, other]), counts, moments)
+
+
+def test_packed_rows_are_summed():
+    """Of `tf.IndexedSlices`, however few they are."""
+    slices = tf.IndexedSlices(
+        values=tf.constant([[1.0, -2.0], [3.0, 4.0], [0.5, 2.0]]),
+        indices=tf.constant([4, 1, 4]),
+        dense_shape=tf.constant([10, 2]),
+    )
+    gradients = [slices, tf.constant(VALUES["matrix"])]
+    packing = sketch_ops.Packing(gradients)
+    (vector,) = evaluate([packing.pack(gradients)])
+    expected = np.array([1.5, 0.0, 3.0, 4.0], "float32"), VALUES["matrix"]
+    for values, counts, moments in zip(expected, *packing.unpack(vector)):
+        check(values, counts, moments)
 
 
 def test_bfloat16():
@@ -150,6 +211,33 @@ def test_rows_are_the_single_sketches():
     )
     check(first, counts[0], moments[0])
     check(second, counts[1], moments[1])
+
+
+def test_stored_buckets():
+    """The filled ones, and the last empty one of each gap within a histogram."""
+    arrays = [
+        np.array([-1e9, 0.5, 1e9]),
+        np.array([]),
+        # Beside the last bucket of the one before.
+        np.array([-1e9, 3.0, 3.0]),
+        np.array([0.25, 0.25 * 1.125, 7.0]),
+    ]
+    counts, moments = (
+        np.stack(parts) for parts in zip(*map(sketch.from_values, arrays))
+    )
+    summary = V1.Summary()
+    tags = ["a", "b", "c", "d"]
+    writers.add_histograms(summary, tags, sketch.decode(7, counts, moments))
+    assert [value.tag for value in summary.value] == tags
+    for value, row in zip(summary.value, counts[:, : sketch.NONFINITE]):
+        expected, last = [], None
+        for bucket in np.flatnonzero(row):
+            if last is not None and bucket > last + 1:
+                expected.append((sketch.EDGES[bucket], 0))
+            expected.append((sketch.EDGES[bucket + 1], row[bucket]))
+            last = bucket
+        found = list(zip(value.histo.bucket_limit, value.histo.bucket))
+        assert found == expected, value.tag
 
 
 def test_merging_is_sketching_both():

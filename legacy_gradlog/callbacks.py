@@ -433,13 +433,13 @@ class TensorBoard(_GradientCallback):
     def _write_weights(self, epoch):
         weights = tags.name_weights(self.model)
         values = runtime.values_of(self.model, [w.variable for w in weights])
-        summary = runtime.summary_class()()
+        event = writers.new_event(epoch)
         for weight, value in zip(weights, values):
             counts, moments = sketch.from_values(value)
-            (record,) = sketch.decode(epoch, counts[None], moments[None])
-            writers.add_histogram(summary, weight.tag, record)
+            records = sketch.decode(epoch, counts[None], moments[None])
+            writers.add_histograms(event.summary, [weight.tag], records)
         writer = self._make_writer()
-        writer.write(summary, epoch)
+        writer.write(event)
         writer.flush()
 
     def on_train_end(self, logs=None):

@@ -232,32 +232,35 @@ class Recorder:
 
     def _write(self, capture, step):
         self._tell_missing()
-        decoded = sketch.decode(step, capture.counts, capture.moments)
-        records = list(zip(capture.weights, decoded))
+        weights = capture.weights
+        records = sketch.decode(step, capture.counts, capture.moments)
         settings = self._settings
         several = len(self._engine.optimizers()) > 1
-        summary = writers.summarize(
+        event = writers.event_of(
+            step,
+            weights,
             records,
             settings.scalars,
             settings.histograms,
             capture.optimizer if several else None,
         )
-        self._writer.write(summary, step)
-        self.latest.update((weight.path, record) for weight, record in records)
-        self._tell_nonfinite(records)
+        self._writer.write(event)
+        found = [(weight.path, record) for weight, record in zip(weights, records)]
+        self.latest.update(found)
+        self._tell_nonfinite(found)
 
     def _tell_nonfinite(self, records):
         bad = [found for found in records if found[1].nonfinite]
         if bad and not self._told_nonfinite:
             self._told_nonfinite = True
-            weight, record = bad[0]
+            path, record = bad[0]
             errors.warn(
                 "A gradient is not finite: {} of {} values of {} at step {}. Such "
                 "values are counted in `grad_nonfinite/...` and left out of everything "
                 "else. This is told once.".format(
                     record.nonfinite,
                     record.nonfinite + record.count,
-                    weight.path,
+                    path,
                     record.step,
                 )
             )

@@ -13,6 +13,7 @@ its value. The buckets run from 2**-60 (below 1e-18) to 2**20 (above 1e6) on bot
 signs, with one for exact zeros between them; values outside go into the end buckets.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ __all__ = [
     "SIZE",
     "ZERO",
     "decode",
+    "from_rows",
     "from_values",
     "merge",
 ]
@@ -180,25 +182,60 @@ def merge(first, second):
 
 def from_values(values):
     """Returns the sketch of a NumPy array of any shape and float type."""
-    values = np.asarray(values).ravel()
+    counts, moments = from_rows(np.ravel(values), [np.size(values)])
+    return counts[0], moments[0]
+
+
+def from_rows(values, sizes):
+    """Returns the sketches of arrays that lie end to end.
+
+    Args:
+        values: One-dimensional, of any float type.
+        sizes: How many of them belong to each array.
+
+    Returns:
+        counts ``(n, SIZE)`` and moments ``(n, 5)``.
+    """
     if values.dtype != np.float64:
         values = values.astype(np.float32)
     layout = LAYOUTS[values.dtype.name]
-    bits = values.view(layout.integer)
-    magnitude = bits & np.array(np.iinfo(layout.integer).max, layout.integer)
-    bucket = np.clip((magnitude >> layout.shift) - layout.first, 0, PER_SIGN - 1) + 1
-    number = ZERO + np.where(bits < 0, -bucket, bucket)
-    number[magnitude == 0] = ZERO
-    number[magnitude >= layout.infinity] = NONFINITE
-    counts = np.bincount(number, minlength=SIZE).astype(np.int64)
-    finite = values[magnitude < layout.infinity].astype(np.float64)
-    moments = np.array(
-        [
-            finite.min() if finite.size else np.inf,
-            finite.max() if finite.size else -np.inf,
-            finite.sum(),
-            np.square(finite).sum(),
-            np.abs(finite).sum(),
-        ]
-    )
+    rows, filled, starts = _places(tuple(sizes))
+    tops = values.view(layout.integer) >> layout.shift
+    number = layout.numbers[tops + layout.tops // 2]
+    # The top bits of zero are those of numbers below the normal ones, too.
+    subnormal = (number == ZERO) & (values != 0)
+    if subnormal.any():
+        number[subnormal] += np.where(tops[subnormal] < 0, -1, 1).astype(np.int32)
+    counts = np.bincount(number + rows, minlength=len(sizes) * SIZE)
+    counts = counts.astype(np.int64, copy=False).reshape(len(sizes), SIZE)
+
+    lowest = highest = values
+    if counts[:, NONFINITE].any():
+        is_finite = np.isfinite(values)
+        lowest = np.where(is_finite, values, np.inf)
+        highest = np.where(is_finite, values, -np.inf)
+        values = np.where(is_finite, values, 0)
+    values = values.astype(np.float64)
+    moments = np.tile(NO_MOMENTS, (len(sizes), 1))
+    if filled.size:
+        moments[filled, 0] = np.minimum.reduceat(lowest, starts)
+        moments[filled, 1] = np.maximum.reduceat(highest, starts)
+        summands = np.stack([values, np.square(values), np.abs(values)])
+        moments[filled, 2:] = np.add.reduceat(summands, starts, axis=1).T
     return counts, moments
+
+
+@functools.lru_cache(maxsize=16)
+def _places(sizes):
+    """Returns where arrays that lie end to end are.
+
+    Returns:
+        What each value's bucket number is raised by, which arrays have values, and
+        where those begin.
+    """
+    sizes = np.array(sizes, np.intp)
+    filled = np.flatnonzero(sizes)
+    starts = np.cumsum(sizes) - sizes
+    # Of one array, which may be long, nothing is kept.
+    rows = np.repeat(np.arange(len(sizes)) * SIZE, sizes) if len(sizes) > 1 else 0
+    return rows, filled, starts[filled]

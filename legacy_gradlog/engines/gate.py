@@ -6,11 +6,11 @@ update is due. Knows neither Keras nor how an optimizer comes by its gradients.
 
 import numpy as np
 
-from .. import runtime, sketch
+from .. import runtime
 from ..errors import UnsupportedError
 from .base import Capture
 from .replicas import ReplicaVariable
-from .sketch_ops import merge_moments, sketch_rows
+from .sketch_ops import Packing
 
 __all__ = ["Gate", "RawStore", "Selection", "SketchStore"]
 
@@ -291,8 +291,7 @@ class SketchStore:
     """Sketches of some updates of one site, computed inside the step.
 
     One variable, written at once: a record is never made of two updates, even where
-    several workers write. A weight's part is the number of the update, the counts and
-    the moments.
+    several workers write. A row is the number of the update and what is packed of it.
 
     Args:
         pool: An update is added to what is in its row.
@@ -301,33 +300,28 @@ class SketchStore:
     def __init__(self, weights, gradients, rows, pool=False):
         tf = runtime.tensorflow()
         self._pool = pool
-        nothing = [-1.0] + [0.0] * sketch.SIZE + list(sketch.NO_MOMENTS)
-        nothing = tf.constant([[nothing]], tf.float64)
-        self._nothing = tf.tile(nothing, [rows, len(weights), 1])
-        self._sketches = _variable(self._nothing)
+        self._packing = Packing(gradients, sketched=pool)
+        nothing = np.append(-1.0, self._packing.empty)
+        self._nothing = tf.tile(tf.constant(nothing[None]), [rows, 1])
+        self._packed = _variable(self._nothing)
 
     def empty(self):
-        self._sketches.assign(self._nothing)
+        self._packed.assign(self._nothing)
 
     def write(self, row, update, gradients):
         tf = runtime.tensorflow()
-        counts, moments = sketch_rows(gradients)
-        counts = tf.cast(counts, tf.float64)
+        packed = self._packing.pack(gradients)
         if self._pool:
-            _, before, others = tf.split(
-                self._sketches[row], [1, sketch.SIZE, 5], axis=1
-            )
-            counts += before
-            moments = merge_moments(others, moments)
-        numbers = tf.fill([len(gradients), 1], tf.cast(update, tf.float64))
-        _put_row(self._sketches, row, tf.concat([numbers, counts, moments], axis=1))
+            packed = self._packing.merge(self._packed[row, 1:], packed)
+        number = tf.cast(update, tf.float64)
+        _put_row(self._packed, row, tf.concat([[number], packed], axis=0))
 
     def read(self, first):
         """Returns ``(update, counts, moments)`` of the update ``first`` and later."""
         return [
-            (int(row[0, 0]), row[:, 1:-5].astype(np.int64), row[:, -5:])
-            for row in runtime.value_now(self._sketches)
-            if row[0, 0] >= first
+            (int(row[0]),) + self._packing.unpack(row[1:])
+            for row in runtime.value_now(self._packed)
+            if row[0] >= first
         ]
 
 
@@ -352,7 +346,8 @@ class RawStore:
             if isinstance(gradient, tf.IndexedSlices):
                 touched = _variable(tf.zeros(shape[:2], tf.int32), parts)
             self._touched.append(touched)
-        self._sketch = tf.function(self._sketch_row, autograph=False)
+        self._packing = Packing(gradients)
+        self._pack = tf.function(self._pack_row, autograph=False)
 
     def empty(self):
         tf = runtime.tensorflow()
@@ -376,11 +371,11 @@ class RawStore:
         found = []
         for row, update in enumerate(runtime.value_now(self._stamps).tolist()):
             if update >= first:
-                counts, moments = self._sketch(tf.constant(row))
-                found.append((update, counts.numpy(), moments.numpy()))
+                packed = self._pack(tf.constant(row)).numpy()
+                found.append((update,) + self._packing.unpack(packed))
         return found
 
-    def _sketch_row(self, row):
+    def _pack_row(self, row):
         tf = runtime.tensorflow()
         values = []
         for gradient, touched in zip(self._gradients, self._touched):
@@ -388,7 +383,7 @@ class RawStore:
             if touched is not None:
                 value = tf.boolean_mask(value, touched.read_value()[row] > 0)
             values.append(value)
-        return sketch_rows(values)
+        return self._packing.pack(values)
 
 
 def _part(gradient):

@@ -13,7 +13,7 @@ from .. import errors, runtime
 from ..errors import UnsupportedError
 from .base import Capture, Engine, refuse_own_gradients
 from .reductions import Reductions
-from .sketch_ops import sketch_rows
+from .sketch_ops import Packing
 
 __all__ = ["GraphEngine"]
 
@@ -76,14 +76,14 @@ class GraphEngine(Engine):
         return self.epoch_logged and (cadence.pool or self.length.ends_with(1))
 
     def after_call(self, fetched):
-        """Takes what was fetched, ``(counts, moments)``, or None; counts the update."""
+        """Takes what was fetched, packed, or None; counts the update."""
         update = self._next_update
         self._next_update += 1
         self.length.advance(1)
         if fetched is None:
             return
         outputs = self.outputs
-        capture = Capture(update, outputs.weights, *fetched)
+        capture = Capture(update, outputs.weights, *outputs.packing.unpack(fetched))
         if self.request.cadence.every is not None:
             self.deliver(capture)
         elif self.request.cadence.pool and self._captures:
@@ -116,7 +116,8 @@ class _Outputs:
     Attributes:
         weights: The weights that have a gradient.
         missing: Those that have none.
-        tensors: counts ``(n, SIZE)`` and moments ``(n, 5)``.
+        packing: How their sketches are packed.
+        tensor: The packed sketches, None where there are no weights.
     """
 
     def __init__(self, model, reductions, request, select):
@@ -130,9 +131,11 @@ class _Outputs:
         self.copies = []
         self.weights = [weight for weight, _ in found]
         self.missing = [w for w, g in zip(weights, gradients) if g is None]
-        self.tensors = []
+        self.tensor = None
         if found:
-            self.tensors = list(sketch_rows([gradient for _, gradient in found]))
+            gradients = [gradient for _, gradient in found]
+            self.packing = Packing(gradients)
+            self.tensor = self.packing.pack(gradients)
 
     @classmethod
     def of(cls, model, function, request, select):
@@ -228,7 +231,7 @@ class _Dispatcher:
         engines = [engine for engine in self.engines if engine.active]
         for engine in engines:
             with errors.contain(engine.fail):
-                if engine.before_call() and engine.outputs.tensors:
+                if engine.before_call() and engine.outputs.tensor is not None:
                     due.append(engine)
         try:
             if due:
@@ -243,10 +246,10 @@ class _Dispatcher:
         own = len(self._function.outputs)
         fetched = iter(results[own:] if due else ())
         for engine in engines:
-            sketches = (next(fetched), next(fetched)) if engine in due else None
+            packed = next(fetched) if engine in due else None
             if engine.active:
                 with errors.contain(engine.fail):
-                    engine.after_call(sketches)
+                    engine.after_call(packed)
         return results[:own] if due else results
 
     def _copy_for(self, due):
@@ -263,8 +266,7 @@ class _Dispatcher:
         made.__class__ = self._original
         vars(made).pop(_CACHE)
         made.outputs = list(made.outputs)
-        for wanted in outputs:
-            made.outputs += wanted.tensors
+        made.outputs += [wanted.tensor for wanted in outputs]
         if hasattr(made, "_outputs_structure"):
             made._outputs_structure = list(made.outputs)
         if hasattr(made, "_callable_fn"):

@@ -13,7 +13,7 @@ from ..errors import UnsupportedError
 from .base import Capture, Engine
 from .gate import Gate, Selection
 from .hook import OptimizerHook, generation_of
-from .sketch_ops import sketch_rows
+from .sketch_ops import Packing
 
 __all__ = ["LoopEngine"]
 
@@ -124,6 +124,7 @@ class HandingStore:
 
     def __init__(self, hand_over, weights, gradients, rows):
         self._hand_over = functools.partial(hand_over, list(weights))
+        self._packing = Packing(gradients)
 
     def empty(self):
         """There is nothing to forget."""
@@ -138,9 +139,9 @@ class HandingStore:
                 "`fit`."
             )
         if runtime.replica_number() == 0:
-            arguments = (update,) + sketch_rows(gradients)
-            tf.numpy_function(self._call, arguments, tf.int64)
+            packed = self._packing.pack(gradients)
+            tf.numpy_function(self._call, (update, packed), tf.int64)
 
-    def _call(self, update, counts, moments):
-        self._hand_over(update, counts, moments)
+    def _call(self, update, packed):
+        self._hand_over(update, *self._packing.unpack(packed))
         return update

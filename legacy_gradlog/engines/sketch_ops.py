@@ -3,17 +3,19 @@
 Runs inside the training step, on every TensorFlow from 1.4 on and in both modes. The
 layout is `sketch`'s; this module only computes it.
 
-Small gradients are sketched together, since an operation costs more than their values.
-Large ones go through in chunks, so that what is made of them stays in the processor's
-cache. A chunk is counted by its top bits as they are; where that is not exact, because
-some value is not finite or below the normal numbers, all is done again with care.
+A gradient that is shorter than a sketch leaves the step as it is, and the host sketches
+it: an operation costs more than so few values. Where it must be sketched in the step,
+several are together. Large ones go through in chunks, so that what is made of them
+stays in the processor's cache. A chunk is counted by its top bits as they are; where
+that is not exact, because some value is not finite or below the normal numbers, all is
+done again with care.
 """
 
 import numpy as np
 
 from .. import runtime, sketch
 
-__all__ = ["merge_moments", "sketch_rows"]
+__all__ = ["Packing", "sketch_rows"]
 
 #: Largest number of values of a gradient that is sketched together with others.
 SMALL = 2048
@@ -24,6 +26,86 @@ CHUNK = 2**17
 #: In how many rows a vector is summed, where its length allows. TensorFlow sums a whole
 #: one on several threads, which takes several times as long as those of its rows.
 ROWS = 4
+
+
+class Packing:
+    """How the sketches of some gradients lie in one float64 vector.
+
+    First come the bits of every gradient that has at most `sketch.SIZE` values, as
+    numbers of 32 bits, then the rest's sketches, each its counts and its moments.
+
+    Args:
+        gradients: As for `sketch_rows`. Others that are packed have their shapes and
+            types; one whose shape is not known now is sketched.
+        sketched: All of them are sketched, so that what is packed can be merged.
+
+    Attributes:
+        empty: float64, shape ``(size,)``: what is packed of gradients without values.
+    """
+
+    def __init__(self, gradients, sketched=False):
+        raw = {}
+        self._sketched = []
+        for number, gradient in enumerate(gradients):
+            size = _static_size(gradient)
+            if sketched or size is None or size > sketch.SIZE:
+                self._sketched.append(number)
+            else:
+                raw.setdefault(_type_of(gradient), []).append((number, size))
+        #: By type: the numbers of gradients, their sizes, and their part of the vector.
+        self._raw, end = [], 0
+        for dtype, found in sorted(raw.items()):
+            numbers, sizes = zip(*found)
+            start, end = end, end + sum(sizes) * np.dtype(dtype).itemsize // 4
+            self._raw.append((dtype, numbers, sizes, slice(start, end)))
+        self._end = end
+        row = [0.0] * sketch.SIZE + list(sketch.NO_MOMENTS)
+        self.empty = np.array([0.0] * end + row * len(self._sketched))
+        numbers = [number for _, numbers, _, _ in self._raw for number in numbers]
+        order = numbers + self._sketched
+        self._places = None if order == sorted(order) else np.argsort(order)
+
+    def pack(self, gradients):
+        """Returns the vector as a tensor."""
+        tf = runtime.tensorflow()
+        parts = []
+        for dtype, numbers, _, _ in self._raw:
+            values = tf.concat([_vector(tf, gradients[n]) for n in numbers], axis=0)
+            bits = tf.reshape(tf.bitcast(values, tf.int32), [-1])
+            parts.append(tf.cast(bits, tf.float64))
+        if self._sketched:
+            counts, moments = sketch_rows([gradients[n] for n in self._sketched])
+            rows = tf.concat([tf.cast(counts, tf.float64), moments], axis=1)
+            parts.append(tf.reshape(rows, [-1]))
+        return tf.concat(parts, axis=0)
+
+    def merge(self, first, second):
+        """Returns the vector of two together, where all gradients are sketched."""
+        tf = runtime.tensorflow()
+        parts = []
+        for vector in (first, second):
+            rows = tf.reshape(vector, [len(self._sketched), -1])
+            parts.append(tf.split(rows, [sketch.SIZE, len(sketch.NO_MOMENTS)], axis=1))
+        (counts, moments), (more, others) = parts
+        rows = tf.concat([counts + more, _merge_moments(moments, others)], axis=1)
+        return tf.reshape(rows, [-1])
+
+    def unpack(self, vector):
+        """Returns counts ``(n, SIZE)`` and moments ``(n, 5)`` out of a NumPy vector."""
+        found = []
+        for dtype, _, sizes, place in self._raw:
+            values = vector[place].astype(np.int32).view(dtype)
+            found.append(sketch.from_rows(values, sizes))
+        if self._sketched:
+            rows = vector[self._end :].reshape(len(self._sketched), -1)
+            counts = rows[:, : sketch.SIZE].astype(np.int64)
+            found.append((counts, rows[:, sketch.SIZE :]))
+        counts, moments = found[0]
+        if len(found) > 1:
+            counts, moments = (np.concatenate(parts) for parts in zip(*found))
+        if self._places is None:
+            return counts, moments
+        return counts[self._places], moments[self._places]
 
 
 def sketch_rows(gradients):
@@ -46,17 +128,14 @@ def sketch_rows(gradients):
         order += numbers
         sketch_group = _sketch_small if small else _sketch_large
         parts.append(sketch_group(tf, [vectors[number] for number in numbers]))
-    counts, moments = (
-        tf.concat([tf.cast(part[i], dtype) for part in parts], axis=0)
-        for i, dtype in enumerate((tf.int64, tf.float64))
-    )
+    counts, moments = (tf.concat(column, axis=0) for column in zip(*parts))
     if order == sorted(order):
         return counts, moments
     places = np.argsort(order).astype(np.int32)
     return tf.gather(counts, places), tf.gather(moments, places)
 
 
-def merge_moments(first, second):
+def _merge_moments(first, second):
     """Returns the moments ``(..., 5)`` of the values of two sketches together."""
     tf = runtime.tensorflow()
     return tf.concat(
@@ -67,6 +146,18 @@ def merge_moments(first, second):
         ],
         axis=-1,
     )
+
+
+def _static_size(gradient):
+    """Returns the number of values of a gradient, None where it is not known."""
+    if isinstance(gradient, runtime.tensorflow().IndexedSlices):
+        return None
+    return gradient.shape.num_elements()
+
+
+def _type_of(gradient):
+    """Returns the name of the type that a gradient is sketched in."""
+    return "float64" if gradient.dtype.name == "float64" else "float32"
 
 
 def _vector(tf, gradient):
@@ -99,75 +190,113 @@ def _sketch_small(tf, vectors):
 def _sketch_large(tf, vectors):
     """Returns counts and moments of vectors of one type."""
     layout = sketch.LAYOUTS[vectors[0].dtype.name]
-    tops, moments, zeros = _in_chunks(tf, vectors, _count_tops, layout.tops)
-    counts = runtime.segment_sum(tf.transpose(tops), layout.numbers, sketch.SIZE)
-    counts = tf.transpose(counts)
-    exact = tf.logical_and(
-        tf.reduce_all(tf.equal(counts[:, sketch.NONFINITE], 0)),
-        tf.reduce_all(tf.equal(counts[:, sketch.ZERO], zeros)),
-    )
+    tops, *parts = _in_chunks(tf, vectors, _sketch_tops, layout.tops)
+    counts, moments = _counts_of_tops(tf, tf.stack(tops), layout), _joined(tf, *parts)
+    special = tf.gather(counts, [sketch.ZERO, sketch.NONFINITE], axis=1)
+
+    def as_they_are():
+        return [counts, moments]
+
+    def unless_subnormal():
+        # The top bits of zero are those of numbers below the normal ones, too.
+        (zeros,) = _in_chunks(tf, vectors, _count_zeros, 1)
+        zeros = tf.stack(zeros)
+        exact = tf.reduce_all(tf.equal(special, tf.concat([zeros, 0 * zeros], axis=1)))
+        return tf.cond(exact, as_they_are, runtime.outlined(with_care))
 
     def with_care():
-        return _in_chunks(tf, vectors, _count_with_care, sketch.SIZE)[:2]
+        counts, *parts = _in_chunks(tf, vectors, _sketch_with_care, sketch.SIZE)
+        return [tf.stack(counts), _joined(tf, *parts)]
 
-    return tf.cond(exact, lambda: [counts, moments], runtime.outlined(with_care))
+    ordinary = tf.equal(tf.reduce_max(special), 0)
+    return tf.cond(ordinary, as_they_are, unless_subnormal)
+
+
+def _counts_of_tops(tf, tops, layout):
+    """Returns the counts of buckets ``(n, SIZE)`` out of those of the top bits."""
+    tops = tf.reshape(tops, [-1, 2, layout.tops // 2])
+    sizes = [1, layout.first, sketch.PER_SIGN - 2]
+    infinity = layout.infinity >> layout.shift
+    sizes += [infinity - sum(sizes), layout.tops // 2 - infinity]
+    zero, lowest, within, highest, nonfinite = tf.split(tops, sizes, axis=2)
+    lowest, highest = (
+        tf.reduce_sum(counts, axis=2)[..., None] for counts in (lowest, highest)
+    )
+    negative, positive = tf.unstack(tf.concat([lowest, within, highest], 2), axis=1)
+    zero, nonfinite = (
+        tf.reduce_sum(counts, axis=[1, 2])[:, None] for counts in (zero, nonfinite)
+    )
+    return tf.concat([tf.reverse(negative, [1]), zero, positive, nonfinite], axis=1)
 
 
 def _in_chunks(tf, vectors, sketch_chunk, size):
-    """Returns what ``sketch_chunk`` makes of each vector, in rows.
+    """Returns what ``sketch_chunk`` makes of each vector: a list of each part.
 
     Args:
-        sketch_chunk: Returns ``size`` int32 counts, the moments, and one more count.
+        sketch_chunk: Returns ``size`` int64 counts, and the `_parts` of moments or
+            nothing else.
     """
-    none = np.zeros(size, np.int32), np.array(sketch.NO_MOMENTS), np.int32(0)
 
     def sketch_vector(vector):
         length = vector.shape.num_elements()
         if length is not None and length <= CHUNK:
             return sketch_chunk(tf, vector)
+        end = (tf.size(vector) if length is None else length) // CHUNK * CHUNK
 
-        def add_chunk(start, counts, moments, others):
-            more = sketch_chunk(tf, vector[start : start + CHUNK])
-            return (
-                start + CHUNK,
-                counts + more[0],
-                merge_moments(moments, more[1]),
-                others + more[2],
-            )
+        def add_chunk(start, *parts):
+            chunk = tf.slice(vector, [start], [CHUNK])
+            return (start + CHUNK,) + _merged(tf, parts, sketch_chunk(tf, chunk))
 
-        end = tf.size(vector)
-        start = (tf.constant(0),) + tuple(tf.constant(value) for value in none)
+        rest = sketch_chunk(tf, vector[end:])
+        none = [tf.zeros([size], tf.int64)]
+        if len(rest) > 1:
+            none += [tf.constant(x, vector.dtype) for x in sketch.NO_MOMENTS[:2]]
+            none += [tf.zeros([1], tf.float64)] * 3
         # One after the other, which bounds the memory.
-        return tf.while_loop(
-            lambda start, *_: start < end, add_chunk, start, parallel_iterations=1
-        )[1:]
+        _, *parts = tf.while_loop(
+            lambda start, *_: start < end,
+            add_chunk,
+            [tf.constant(0)] + none,
+            parallel_iterations=1,
+        )
+        return _merged(tf, parts, rest)
 
-    return [tf.stack(rows) for rows in zip(*map(sketch_vector, vectors))]
+    return list(zip(*map(sketch_vector, vectors)))
 
 
-def _count_tops(tf, values):
-    """Returns counts of the top bits, the moments, and how many values are zero.
+def _merged(tf, first, second):
+    """Returns what chunks make together: counts, and `_parts` if they have them."""
+    merged = (first[0] + second[0],)
+    if len(first) > 1:
+        merged += tf.minimum(first[1], second[1]), tf.maximum(first[2], second[2])
+        for sums in zip(first[3:], second[3:]):
+            merged += (tf.reduce_sum(tf.concat(sums, axis=0))[None],)
+    return merged
 
-    Right for values that are finite; the top bits of zero are those of numbers below
-    the normal ones, too.
-    """
+
+def _sketch_tops(tf, values):
+    """Returns counts of the top bits, and `_parts`, of values that are finite."""
     layout = sketch.LAYOUTS[values.dtype.name]
-    integer = getattr(tf, layout.integer)
-    bits = tf.bitcast(values, integer)
+    bits = tf.bitcast(values, getattr(tf, layout.integer))
     tops = tf.cast(runtime.shift_right(bits, layout.shift), tf.int32)
     counts = runtime.bincount(tops + layout.tops // 2, layout.tops)
+    return (counts,) + _parts(tf, values, values, tf.cast(values, tf.float64))
+
+
+def _count_zeros(tf, values):
+    """Returns how many values are zero, as one count."""
+    integer = getattr(tf, sketch.LAYOUTS[values.dtype.name].integer)
     # Clearing the sign of a float takes a fraction of the time that an integer's does.
     magnitude = tf.bitcast(tf.abs(values), integer)
     others = tf.reduce_sum(tf.minimum(magnitude, tf.constant(1, integer)))
-    zeros = tf.size(values) - tf.cast(others, tf.int32)
-    return counts, _moments(tf, values, values, tf.cast(values, tf.float64)), zeros
+    return (tf.cast(tf.size(values) - tf.cast(others, tf.int32), tf.int64)[None],)
 
 
-def _count_with_care(tf, values):
-    """Returns counts, moments and a zero for values of any kind."""
+def _sketch_with_care(tf, values):
+    """Returns counts and `_parts` of values of any kind."""
     numbers, is_finite = _bucket_numbers(tf, values)
     counts = runtime.bincount(numbers, sketch.SIZE)
-    return counts, _moments(tf, *_finite(tf, values, is_finite)), tf.constant(0)
+    return (counts,) + _parts(tf, *_finite(tf, values, is_finite))
 
 
 def _bucket_numbers(tf, values):
@@ -198,17 +327,31 @@ def _finite(tf, values, is_finite):
     )
 
 
-def _moments(tf, lowest, highest, finite):
-    extremes = tf.stack([tf.reduce_min(lowest), tf.reduce_max(highest)])
-    finite = _in_rows(tf, finite)
-    summands = finite, tf.square(finite), tf.abs(finite)
-    sums = tf.stack([tf.reduce_sum(values, axis=1) for values in summands])
-    sums = tf.reduce_sum(sums, axis=1)
-    return tf.concat([tf.cast(extremes, tf.float64), sums], axis=0)
+def _parts(tf, lowest, highest, finite):
+    """Returns the extremes, and sums of rows: of values, squares, absolute values."""
+    size = finite.shape.num_elements()
+    rows = ROWS if size and size % ROWS == 0 else 1
+    finite = tf.reshape(finite, [rows, 1, size // rows if size else -1])
+    # Squares are summed as they are made.
+    squares = tf.matmul(finite, finite, transpose_b=True)
+    return (
+        tf.reduce_min(lowest),
+        tf.reduce_max(highest),
+        tf.reduce_sum(finite, axis=[1, 2]),
+        tf.reshape(squares, [rows]),
+        tf.reduce_sum(tf.abs(finite), axis=[1, 2]),
+    )
 
 
-def _in_rows(tf, values):
-    size = values.shape.num_elements()
-    if size and size % ROWS == 0:
-        return tf.reshape(values, [ROWS, size // ROWS])
-    return tf.expand_dims(values, 0)
+def _joined(tf, lowest, highest, *sums):
+    """Returns the moments ``(n, 5)`` of vectors, of each of whose `_parts` is a list.
+
+    An operation for each vector would cost more than all of these.
+    """
+    extremes = tf.cast(tf.stack([lowest, highest], axis=1), tf.float64)
+    flat = [rows for vector in zip(*sums) for rows in vector]
+    positions = np.repeat(
+        range(len(flat)), [rows.shape.num_elements() for rows in flat]
+    )
+    sums = runtime.segment_sum(tf.concat(flat, axis=0), positions, len(flat))
+    return tf.concat([extremes, tf.reshape(sums, [-1, 3])], axis=1)
