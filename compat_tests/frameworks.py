@@ -182,7 +182,9 @@ class Framework:
         out1, out2 = layers.Dense(1, name="out1"), layers.Dense(2, name="out2")
         model = make([ids, features], [out1(hidden), out2(hidden)], name="rich")
         losses = ["mse", "mse"]
-        model.compile(optimizer or self.optimizer(), losses, loss_weights=[1.0, 0.5])
+        # Small enough not to explode where TensorFlow 1 applies an update before it has
+        # read all that the gradient is made of.
+        model.compile(optimizer or self.optimizer(), losses, loss_weights=[0.5, 0.25])
         probes = [("embedding/embeddings", embedding, 0)]
         probes += _dense(shared) + _dense(d1, "encoder/") + _norm(bn, "encoder/")
         return Trained(model, probes + _dense(out1) + _dense(out2))
