@@ -307,7 +307,7 @@ def own(step, values):
     for tag, numbers in values.items():
         counts, moments = sketch.from_values(np.array(numbers, "float32"))
         [record] = sketch.decode(step, counts[None], moments[None])
-        writers.add_histograms(summary, [tag], [record])
+        writers.add_histograms(summary, [tag], [record], counts[None])
         if record.nonfinite:
             tag = "grad_nonfinite/" + tag[: -len("_0_grad")]
             summary.value.add(tag=tag, simple_value=record.nonfinite)

@@ -322,7 +322,7 @@ class BrokenWriter:
     def __init__(self, log_dir):
         pass
 
-    def write(self, summary, step):
+    def write(self, event):
         raise OSError("No space left on device")
 
     def flush(self):

@@ -227,7 +227,8 @@ def test_stored_buckets():
     )
     summary = V1.Summary()
     tags = ["a", "b", "c", "d"]
-    writers.add_histograms(summary, tags, sketch.decode(7, counts, moments))
+    records = sketch.decode(7, counts, moments)
+    writers.add_histograms(summary, tags, records, counts)
     assert [value.tag for value in summary.value] == tags
     for value, row in zip(summary.value, counts[:, : sketch.NONFINITE]):
         expected, last = [], None

@@ -436,8 +436,9 @@ class TensorBoard(_GradientCallback):
         event = writers.new_event(epoch)
         for weight, value in zip(weights, values):
             counts, moments = sketch.from_values(value)
-            records = sketch.decode(epoch, counts[None], moments[None])
-            writers.add_histograms(event.summary, [weight.tag], records)
+            counts = counts[None]
+            records = sketch.decode(epoch, counts, moments[None])
+            writers.add_histograms(event.summary, [weight.tag], records, counts)
         writer = self._make_writer()
         writer.write(event)
         writer.flush()

@@ -240,6 +240,7 @@ class Recorder:
             step,
             weights,
             records,
+            capture.counts,
             settings.scalars,
             settings.histograms,
             capture.optimizer if several else None,

@@ -379,7 +379,10 @@ class RawStore:
         tf = runtime.tensorflow()
         values = []
         for gradient, touched in zip(self._gradients, self._touched):
-            value = gradient.read_value()[row]
+            value = gradient.read_value()
+            # A slice for each of many weights takes as long as all else.
+            if gradient.shape[0] > 1 or touched is not None:
+                value = value[row]
             if touched is not None:
                 value = tf.boolean_mask(value, touched.read_value()[row] > 0)
             values.append(value)
