@@ -117,9 +117,13 @@ def sketched(gradient):
 
 
 #: Values of ``SMALL`` and ``CHUNK``: together with others, whole, in chunks.
-WAYS = {"small": (2048, 2**17), "large": (-1, 2**17), "chunks": (-1, 3)}
-# Whose sums go by rows.
-WAYS["chunks of rows"] = -1, sketch_ops.ROWS
+WAYS = {
+    "small": (2048, 2**17),
+    "large": (-1, 2**17),
+    "chunks": (-1, 3),
+    # Whose sums go by rows.
+    "chunks of rows": (-1, sketch_ops.ROWS),
+}
 
 
 @pytest.mark.parametrize("way", sorted(WAYS))
@@ -131,6 +135,16 @@ def test_tensorflow(name, dtype, way, monkeypatch):
     with np.errstate(over="ignore"):
         values = VALUES[name].astype(dtype)
     check(values, *sketched(tf.constant(values)))
+
+
+def duplicate_rows():
+    """Returns slices of the rows 4, 1 and 4 again, and the values of their sums."""
+    slices = tf.IndexedSlices(
+        values=tf.constant([[1.0, -2.0], [3.0, 4.0], [0.5, 2.0]]),
+        indices=tf.constant([4, 1, 4]),
+        dense_shape=tf.constant([10, 2]),
+    )
+    return slices, np.array([1.5, 0.0, 3.0, 4.0], "float32")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -174,15 +188,11 @@ def test_packed_gradients_are_merged():
 
 def test_packed_rows_are_summed():
     """Of `tf.IndexedSlices`, however few they are."""
-    slices = tf.IndexedSlices(
-        values=tf.constant([[1.0, -2.0], [3.0, 4.0], [0.5, 2.0]]),
-        indices=tf.constant([4, 1, 4]),
-        dense_shape=tf.constant([10, 2]),
-    )
+    slices, summed = duplicate_rows()
     gradients = [slices, tf.constant(VALUES["matrix"])]
     packing = sketch_ops.Packing(gradients)
     (vector,) = evaluate([packing.pack(gradients)])
-    expected = np.array([1.5, 0.0, 3.0, 4.0], "float32"), VALUES["matrix"]
+    expected = summed, VALUES["matrix"]
     for values, counts, moments in zip(expected, *packing.unpack(vector)):
         check(values, counts, moments)
 
@@ -194,14 +204,9 @@ def test_bfloat16():
 
 
 def test_duplicate_rows_are_summed():
-    """Rows 4, 1 and 4 again: two touched rows, and no other is counted."""
-    slices = tf.IndexedSlices(
-        values=tf.constant([[1.0, -2.0], [3.0, 4.0], [0.5, 2.0]]),
-        indices=tf.constant([4, 1, 4]),
-        dense_shape=tf.constant([10, 2]),
-    )
-    expected = np.array([1.5, 0.0, 3.0, 4.0], "float32")
-    check(expected, *sketched(slices))
+    """Two touched rows, and no other is counted."""
+    slices, summed = duplicate_rows()
+    check(summed, *sketched(slices))
 
 
 def test_rows_are_the_single_sketches():

@@ -131,11 +131,9 @@ class _Outputs:
         self.copies = []
         self.weights = [weight for weight, _ in found]
         self.missing = [w for w, g in zip(weights, gradients) if g is None]
-        self.tensor = None
-        if found:
-            gradients = [gradient for _, gradient in found]
-            self.packing = Packing(gradients)
-            self.tensor = self.packing.pack(gradients)
+        gradients = [gradient for _, gradient in found]
+        self.packing = Packing(gradients)
+        self.tensor = self.packing.pack(gradients) if gradients else None
 
     @classmethod
     def of(cls, model, function, request, select):

@@ -62,8 +62,7 @@ class Packing:
         row = [0.0] * sketch.SIZE + list(sketch.NO_MOMENTS)
         self.empty = np.array([0.0] * end + row * len(self._sketched))
         numbers = [number for _, numbers, _, _ in self._raw for number in numbers]
-        order = numbers + self._sketched
-        self._places = None if order == sorted(order) else np.argsort(order)
+        self._places = _places(numbers + self._sketched)
 
     def pack(self, gradients):
         """Returns the vector as a tensor."""
@@ -82,13 +81,18 @@ class Packing:
     def merge(self, first, second):
         """Returns the vector of two together, where all gradients are sketched."""
         tf = runtime.tensorflow()
-        parts = []
-        for vector in (first, second):
-            rows = tf.reshape(vector, [len(self._sketched), -1])
-            parts.append(tf.split(rows, [sketch.SIZE, len(sketch.NO_MOMENTS)], axis=1))
-        (counts, moments), (more, others) = parts
-        rows = tf.concat([counts + more, _merge_moments(moments, others)], axis=1)
-        return tf.reshape(rows, [-1])
+        # The counts, the extremes, and the sums.
+        parts = (
+            tf.split(
+                tf.reshape(vector, [len(self._sketched), -1]),
+                [sketch.SIZE, 1, 1, 3],
+                axis=1,
+            )
+            for vector in (first, second)
+        )
+        merges = tf.add, tf.minimum, tf.maximum, tf.add
+        merged = [merge(*pair) for merge, pair in zip(merges, zip(*parts))]
+        return tf.reshape(tf.concat(merged, axis=1), [-1])
 
     def unpack(self, vector):
         """Returns counts ``(n, SIZE)`` and moments ``(n, 5)`` out of a NumPy vector."""
@@ -129,23 +133,17 @@ def sketch_rows(gradients):
         sketch_group = _sketch_small if small else _sketch_large
         parts.append(sketch_group(tf, [vectors[number] for number in numbers]))
     counts, moments = (tf.concat(column, axis=0) for column in zip(*parts))
-    if order == sorted(order):
+    places = _places(order)
+    if places is None:
         return counts, moments
-    places = np.argsort(order).astype(np.int32)
     return tf.gather(counts, places), tf.gather(moments, places)
 
 
-def _merge_moments(first, second):
-    """Returns the moments ``(..., 5)`` of the values of two sketches together."""
-    tf = runtime.tensorflow()
-    return tf.concat(
-        [
-            tf.minimum(first[..., :1], second[..., :1]),
-            tf.maximum(first[..., 1:2], second[..., 1:2]),
-            first[..., 2:] + second[..., 2:],
-        ],
-        axis=-1,
-    )
+def _places(order):
+    """Returns where each number is in ``order``, or None where all are in place."""
+    if order == sorted(order):
+        return None
+    return np.argsort(order).astype(np.int32)
 
 
 def _static_size(gradient):
@@ -165,9 +163,7 @@ def _vector(tf, gradient):
     if isinstance(gradient, tf.IndexedSlices):
         rows, positions = tf.unique(gradient.indices)
         gradient = runtime.segment_sum(gradient.values, positions, tf.size(rows))
-    if gradient.dtype != tf.float64:
-        gradient = tf.cast(gradient, tf.float32)
-    return tf.reshape(gradient, [-1])
+    return tf.reshape(tf.cast(gradient, _type_of(gradient)), [-1])
 
 
 def _sketch_small(tf, vectors):
@@ -190,26 +186,19 @@ def _sketch_small(tf, vectors):
 def _sketch_large(tf, vectors):
     """Returns counts and moments of vectors of one type."""
     layout = sketch.LAYOUTS[vectors[0].dtype.name]
-    tops, *parts = _in_chunks(tf, vectors, _sketch_tops, layout.tops)
+    tops, zeros, *parts = _in_chunks(tf, vectors, _sketch_tops, layout.tops)
     counts, moments = _counts_of_tops(tf, tf.stack(tops), layout), _joined(tf, *parts)
-    special = tf.gather(counts, [sketch.ZERO, sketch.NONFINITE], axis=1)
-
-    def as_they_are():
-        return [counts, moments]
-
-    def unless_subnormal():
+    exact = tf.logical_and(
+        tf.reduce_all(tf.equal(counts[:, sketch.NONFINITE], 0)),
         # The top bits of zero are those of numbers below the normal ones, too.
-        (zeros,) = _in_chunks(tf, vectors, _count_zeros, 1)
-        zeros = tf.stack(zeros)
-        exact = tf.reduce_all(tf.equal(special, tf.concat([zeros, 0 * zeros], axis=1)))
-        return tf.cond(exact, as_they_are, runtime.outlined(with_care))
+        tf.reduce_all(tf.equal(counts[:, sketch.ZERO], tf.concat(zeros, axis=0))),
+    )
 
     def with_care():
-        counts, *parts = _in_chunks(tf, vectors, _sketch_with_care, sketch.SIZE)
+        counts, _, *parts = _in_chunks(tf, vectors, _sketch_with_care, sketch.SIZE)
         return [tf.stack(counts), _joined(tf, *parts)]
 
-    ordinary = tf.equal(tf.reduce_max(special), 0)
-    return tf.cond(ordinary, as_they_are, unless_subnormal)
+    return tf.cond(exact, lambda: [counts, moments], runtime.outlined(with_care))
 
 
 def _counts_of_tops(tf, tops, layout):
@@ -233,8 +222,8 @@ def _in_chunks(tf, vectors, sketch_chunk, size):
     """Returns what ``sketch_chunk`` makes of each vector: a list of each part.
 
     Args:
-        sketch_chunk: Returns ``size`` int64 counts, and the `_parts` of moments or
-            nothing else.
+        sketch_chunk: Returns ``size`` int64 counts, one more, and the `_parts` of
+            moments.
     """
 
     def sketch_vector(vector):
@@ -247,11 +236,9 @@ def _in_chunks(tf, vectors, sketch_chunk, size):
             chunk = tf.slice(vector, [start], [CHUNK])
             return (start + CHUNK,) + _merged(tf, parts, sketch_chunk(tf, chunk))
 
-        rest = sketch_chunk(tf, vector[end:])
-        none = [tf.zeros([size], tf.int64)]
-        if len(rest) > 1:
-            none += [tf.constant(x, vector.dtype) for x in sketch.NO_MOMENTS[:2]]
-            none += [tf.zeros([1], tf.float64)] * 3
+        none = [tf.zeros([size], tf.int64), tf.zeros([1], tf.int64)]
+        none += [tf.constant(x, vector.dtype) for x in sketch.NO_MOMENTS[:2]]
+        none += [tf.zeros([1], tf.float64)] * 3
         # One after the other, which bounds the memory.
         _, *parts = tf.while_loop(
             lambda start, *_: start < end,
@@ -259,44 +246,45 @@ def _in_chunks(tf, vectors, sketch_chunk, size):
             [tf.constant(0)] + none,
             parallel_iterations=1,
         )
-        return _merged(tf, parts, rest)
+        return _merged(tf, parts, sketch_chunk(tf, vector[end:]))
 
     return list(zip(*map(sketch_vector, vectors)))
 
 
 def _merged(tf, first, second):
-    """Returns what chunks make together: counts, and `_parts` if they have them."""
-    merged = (first[0] + second[0],)
-    if len(first) > 1:
-        merged += tf.minimum(first[1], second[1]), tf.maximum(first[2], second[2])
-        for sums in zip(first[3:], second[3:]):
-            merged += (tf.reduce_sum(tf.concat(sums, axis=0))[None],)
-    return merged
+    """Returns what two chunks make together."""
+    merges = tf.add, tf.add, tf.minimum, tf.maximum
+    merged = [merge(*pair) for merge, pair in zip(merges, zip(first, second))]
+    # Of as many rows as the chunks have.
+    for sums in zip(first[4:], second[4:]):
+        merged.append(tf.reduce_sum(tf.concat(sums, axis=0))[None])
+    return tuple(merged)
 
 
 def _sketch_tops(tf, values):
-    """Returns counts of the top bits, and `_parts`, of values that are finite."""
+    """Returns counts of the top bits, how many values are zero, and `_parts`.
+
+    Right for values that are finite.
+    """
     layout = sketch.LAYOUTS[values.dtype.name]
-    bits = tf.bitcast(values, getattr(tf, layout.integer))
+    integer = getattr(tf, layout.integer)
+    bits = tf.bitcast(values, integer)
     tops = tf.cast(runtime.shift_right(bits, layout.shift), tf.int32)
     counts = runtime.bincount(tops + layout.tops // 2, layout.tops)
-    return (counts,) + _parts(tf, values, values, tf.cast(values, tf.float64))
-
-
-def _count_zeros(tf, values):
-    """Returns how many values are zero, as one count."""
-    integer = getattr(tf, sketch.LAYOUTS[values.dtype.name].integer)
     # Clearing the sign of a float takes a fraction of the time that an integer's does.
     magnitude = tf.bitcast(tf.abs(values), integer)
     others = tf.reduce_sum(tf.minimum(magnitude, tf.constant(1, integer)))
-    return (tf.cast(tf.size(values) - tf.cast(others, tf.int32), tf.int64)[None],)
+    zeros = tf.cast(tf.size(values) - tf.cast(others, tf.int32), tf.int64)[None]
+    parts = _parts(tf, values, values, tf.cast(values, tf.float64))
+    return (counts, zeros) + parts
 
 
 def _sketch_with_care(tf, values):
-    """Returns counts and `_parts` of values of any kind."""
+    """Returns counts, one that says nothing, and `_parts` of values of any kind."""
     numbers, is_finite = _bucket_numbers(tf, values)
     counts = runtime.bincount(numbers, sketch.SIZE)
-    return (counts,) + _parts(tf, *_finite(tf, values, is_finite))
+    parts = _parts(tf, *_finite(tf, values, is_finite))
+    return (counts, tf.zeros([1], tf.int64)) + parts
 
 
 def _bucket_numbers(tf, values):
